@@ -1,7 +1,8 @@
 """The `atoll` command: its subcommands come from the installed Atoll packages.
 
 Each package registers its subcommands under the entry-point group `atoll.commands`. A subcommand imports its heavy
-dependencies only when it runs. The command prints errors that a user can fix as one line, and others with a traceback.
+dependencies only when it runs. The command prints errors that a user can fix as one line, and all other errors with a
+traceback.
 """
 
 from __future__ import annotations

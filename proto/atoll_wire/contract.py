@@ -23,7 +23,7 @@ class LearnerState(StrEnum):
     PAUSED = "paused"  # the learner announced a pause, or the whole run is paused
     JOINING = "joining"  # the core has not seen the learner's first step yet
     SILENT = "silent"  # the learner has reported no step for longer than usual
-    CUT_OFF = "cut_off"  # as SILENT, but the learner's front is silent too, so the learner may be training
+    CUT_OFF = "cut_off"  # like SILENT, but the learner's front is silent too, so the learner may be training
     LEFT = "left"
     EVICTED = "evicted"
 

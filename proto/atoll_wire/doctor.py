@@ -1,8 +1,8 @@
-"""`atoll doctor`: finds problems before training, and prints a fix for each.
+"""`atoll doctor`: finds problems before training and prints a fix for each.
 
 It checks host names, ports, certificates, clocks, and the connection to the core (round trip, rates, message size). It
-also checks a core's disk, and compares a model with the run's model. It needs no torch, so the images of core and front
-have it.
+also checks a core's disk and compares a model with the run's model. It does not need torch, so the images of the core
+and the front contain it.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        verdict: How serious the finding is.
-        what: The fact, as one line.
-        remedy: How to fix it; empty if nothing is wrong.
+        verdict: The severity of the finding.
+        what: The fact, on one line.
+        remedy: The fix; empty if nothing is wrong.
     """
 
     verdict: Severity
@@ -98,8 +98,8 @@ class LearnerToCheck:
         address: HOST:PORT of a core or front.
         security: The learner's certificates.
         name: The learner's name; empty if the name is not checked.
-        tensors: The model's trainable tensors, from `of_model`; empty if the model is not checked.
-        frozen_digest: The digest of the frozen parameters, from `of_model`.
+        tensors: The model's trainable tensors, as `of_model` returns them; empty if the model is not checked.
+        frozen_digest: The digest of the frozen parameters, as `of_model` returns it.
 
     Example:
         ```python
@@ -119,7 +119,7 @@ def print_findings(findings: Iterable[Finding]) -> bool:
     """Prints each finding as soon as it is known.
 
     Args:
-        findings: From `check_connection`.
+        findings: The findings that `check_connection` yields.
 
     Returns:
         Whether any finding is bad.
@@ -139,9 +139,10 @@ def print_findings(findings: Iterable[Finding]) -> bool:
 
 
 def report(settings: DoctorSettings, form: Format, **model: Any) -> bool:  # noqa: ANN401 - of LearnerToCheck
-    """Checks what the options name, and prints the findings. Returns whether any finding is bad.
+    """Checks the address or directory that the options name, and prints the findings. Returns whether any finding is
+    bad.
 
-    model: the arguments of LearnerToCheck about the model. Raises UsageError if the options name nothing.
+    model: the arguments of LearnerToCheck that describe the model. Raises UsageError if the options name nothing.
     """
     if not settings.servers and settings.directory is None:
         raise UsageError(
@@ -161,7 +162,7 @@ def check_connection(learner: LearnerToCheck) -> Iterator[Finding]:
     """Checks the connection to a core or front. Stops at a problem that prevents further checks.
 
     Args:
-        learner: The learner that is going to join, and the address.
+        learner: The learner that is going to join, with the address to check.
 
     Yields:
         One finding per check, as soon as it is known.
@@ -362,7 +363,7 @@ def _judged(good: bool, what: str, fix: str) -> Finding:
 
 
 def _split(text: str) -> Finding:
-    """Returns the finding of an error. text: the fact, a colon, and the fix."""
+    """Returns the finding for an error. text: the fact, a colon, and the fix."""
     what, _, remedy = text.rpartition(": ")
     return _bad(what, remedy)
 

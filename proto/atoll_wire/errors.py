@@ -20,7 +20,7 @@ class ExitStatus(IntEnum):
 class UserError(Exception):
     """An error that the user can fix. The message states the fact, the cause and the fix on one line.
 
-    exit_status: the status with which `atoll` exits; None for the class's own.
+    exit_status: the status with which `atoll` exits; None for the class's default.
     """
 
     exit_status = ExitStatus.FAILED

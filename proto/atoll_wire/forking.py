@@ -1,4 +1,4 @@
-"""Makes gRPC work in a process that forks, as PyTorch's data loaders do.
+"""Makes gRPC work in processes that fork, for example to start the workers of a PyTorch data loader.
 
 gRPC's own fork handlers crash a forking process or its children (every time with grpcio 1.85). Without the handlers,
 forking works if the children do not use gRPC. gRPC reads the setting once, on its first import. Every package of Atoll
@@ -26,7 +26,7 @@ def switch_off() -> bool:
     return os.environ.get(SETTING, "1").lower() not in OFF
 
 
-HANDLED = switch_off()  # True: gRPC's handlers run at a fork
+HANDLED = switch_off()  # whether gRPC's handlers run at a fork
 _hooked = False
 
 

@@ -1,4 +1,4 @@
-"""The memory that a core needs for a model, and the memory that this process may use."""
+"""Computes the memory that a core needs for a model and the memory that this process may use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# Bytes per parameter for state, cached updates, and a copy of a fragment that is read during its merge
+# Bytes per parameter for state, cached updates and a copy of a fragment that is read during its merge
 A_PARAMETER_BYTES = 12.4
 ELSEWHERE_BYTES = 600 << 20  # the interpreter, the kernel compiler, and data in transit to and from learners
 CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -40,7 +40,7 @@ def machine_bytes() -> int:
 
 
 def too_much(parameters: int, memory_bytes: int | None) -> str:
-    """Returns why a model does not fit in memory, with the fix, or an empty string if it fits.
+    """Returns the reason why a model does not fit in memory, with the fix, or an empty string if it fits.
 
     memory_bytes: the core's memory limit; None for the machine's memory.
     """

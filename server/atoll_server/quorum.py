@@ -1,4 +1,4 @@
-"""The quorum of a round, which an operator gives as a number or a share of the learners."""
+"""The quorum of a round, which an operator specifies as a number or a share of the learners."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Quorum(BaseModel):
     share: Annotated[float, Field(gt=0, le=1)] = 0.5
 
     def of(self, live: int) -> int:
-        """Returns the quorum (K) for this number of live learners. The quorum is at most `live`, but never below 1."""
+        """Returns the quorum (K) for this number of live learners. The quorum is at most `live` but never below 1."""
         wanted = self.learners if self.learners is not None else math.ceil(self.share * live)
         return max(1, min(wanted, live))
 

@@ -22,7 +22,7 @@ from atoll_server.quorum import Quorum
 class RunSettings(Settings):
     """Settings of a run, which are the same for all learners.
 
-    The core stores the settings in the run's directory, and sends them to each learner that joins.
+    The core stores them in the run's directory and sends them to each learner that joins.
     """
 
     command: ClassVar[str] = "core"
@@ -162,9 +162,9 @@ class Serving(Certificates, Metrics):
     revoked: Annotated[Path | None, Field(description="File of revoked certificates (see atoll certs list).")] = None
 
     def check_reach(self, *addresses: str) -> None:
-        """Raises SettingsError if the process would serve plain text beyond loopback without permission.
+        """Raises SettingsError if the process would serve plain text on a non-loopback address without permission.
 
-        addresses: the listening addresses for gRPC. The method also checks the address of the metrics.
+        addresses: the addresses on which gRPC listens. The method also checks the address for the metrics.
         """
         self.security.check(addresses)
         metrics_server.check(self.metrics_listen, plaintext=self.metrics_plaintext)
@@ -266,7 +266,7 @@ class Limits(ServerLimits):
 
 
 class ShardNumber(BaseModel):
-    """A shard's number, from 0, and the number of shards of the run. Written as 2/4."""
+    """A shard's number, starting from 0, and the number of shards of the run. Its text form is, for example, 2/4."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -366,11 +366,11 @@ class CoreSettings(Serving):
 
     @property
     def shards(self) -> int:
-        """The number of shards of the run; 0 if this process does not know it."""
+        """The number of shards of the run; 0 if it is unknown to this process."""
         return 0 if self.registrar_only else 1 if self.shard is None else self.shard.count
 
     def run_settings(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Returns the run settings that this start sets: the preset's, and those given, which take precedence."""
+        """Returns the run settings that this start sets: those of the preset and those given, which take precedence."""
         preset = PRESETS[self.preset] if self.preset else {}
         return preset | {name: value for name, value in given.items() if value is not None}
 
@@ -380,7 +380,7 @@ class CoreSettings(Serving):
         return ShardNumber.parse(value) if isinstance(value, str) else value
 
     def check(self) -> None:
-        """Raises SettingsError for contradictory options or a missing --init, and as `check_reach` does."""
+        """Raises SettingsError for contradictory options, a missing --init and in the same cases as `check_reach`."""
         self.check_reach(*self.listen)
         if self.shard is not None and self.registrar_only:
             raise SettingsError("--shard and --registrar-only cannot be combined: give only one of them")

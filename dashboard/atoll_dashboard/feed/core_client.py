@@ -100,17 +100,17 @@ class CoreClient:
     # ------------------------------------------------------------------------------ actions, with the caller's token
 
     async def pause(self, token: str, reason: str) -> list[int]:
-        """Pauses the run. With an empty reason, resumes it. Returns the shards that have not confirmed the change."""
+        """Pauses the run, or resumes it if `reason` is empty. Returns the shards that have not confirmed the change."""
         reply = await self._ask("Pause", pb.PauseRequest(reason=reason), token_metadata(token))
         return list(reply.unconfirmed)
 
     async def evict(self, token: str, learner: str, reason: str) -> list[int]:
-        """Evicts a learner. With an empty reason, lets it join again. Returns the same as `pause`."""
+        """Evicts a learner, or lets it join again if `reason` is empty. Returns the same shards as `pause`."""
         request = pb.EvictRequest(learner=learner, reason=reason)
         return list((await self._ask("Evict", request, token_metadata(token))).unconfirmed)
 
     async def take_checkpoint(self, token: str) -> pb.Checkpoint:
-        """Takes a checkpoint, and waits until it is durable."""
+        """Takes a checkpoint and waits until it is durable."""
         reply: pb.Checkpoint = await self._ask(
             "TakeCheckpoint", pb.TakeCheckpointRequest(), token_metadata(token), SLOW_S
         )

@@ -51,7 +51,7 @@ class History(Generic[K]):
 
     def _add_gap(self, gap: tuple[float, float]) -> None:
         self.gaps.append(gap)
-        if len(self.gaps) > MAX_GAPS:  # joins the two that are closest, so that no line crosses a gap
+        if len(self.gaps) > MAX_GAPS:  # joins the two closest gaps, so that no line crosses a gap
             first = min(range(MAX_GAPS), key=lambda n: self.gaps[n + 1][0] - self.gaps[n][1])
             self.gaps[first : first + 2] = [(self.gaps[first][0], self.gaps[first + 1][1])]
 
@@ -75,7 +75,7 @@ class History(Generic[K]):
         for each_at, values in points:
             made.add(each_at, values)
         made.gaps = list(gaps)
-        if len(made.at) > most // 2:  # the history had its final resolution
+        if len(made.at) > most // 2:  # the saved history had reached its final resolution
             made._interval_s = 0.95 * (made.at[-1] - made.at[0]) / (len(made.at) - 1)
         made.seen_at = seen_at
         return made
@@ -100,7 +100,7 @@ class Rates(Generic[K]):
         self._seen: deque[tuple[float, Mapping[K, float]]] = deque()
 
     def add(self, at: float, sums: Mapping[K, float], least_s: float = 0.0) -> None:
-        """Adds the current sums. Of sums less than `least_s` seconds apart, only the newest are kept. at: seconds."""
+        """Adds the current sums. Keeps only the newest of sums less than `least_s` seconds apart. at: seconds."""
         if self._seen and at <= self._seen[-1][0]:
             return
         if len(self._seen) > 1 and at - self._seen[-2][0] < least_s:
@@ -135,7 +135,7 @@ class ReportedRates(Generic[K]):
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
-        self._grew: dict[K, deque[tuple[float, float]]] = {}  # by name: times at which the sum grew, and the sum
+        self._grew: dict[K, deque[tuple[float, float]]] = {}  # by name: times of growth, each with the sum
 
     def add(self, at: float, name: K, total: float) -> None:
         """Adds the current sum. A sum that fell, as after a restart of the core, counts once it exceeds the old sum.

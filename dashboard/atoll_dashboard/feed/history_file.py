@@ -1,4 +1,4 @@
-"""The history file: keeps the histories and events of a dashboard for its next process. An SQLite database."""
+"""The history file, an SQLite database that keeps the histories and events of a dashboard for its next process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _DamagedError(Exception):
 
 
 class HistoryFile:
-    """The file at a path. Its size is bounded, since histories and events are. A damaged file is replaced."""
+    """The file at a path. Its size is bounded, as are the histories and events. A damaged file is replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -61,7 +61,7 @@ class HistoryFile:
         return None
 
     def save(self, kept: Kept) -> None:
-        """Makes the file's contents equal to `kept`, and writes only differences. If this fails, logs one warning."""
+        """Makes the file's contents equal to `kept` by writing only the differences. Logs one warning if this fails."""
         with self._lock:
             try:
                 self._write(kept)
@@ -164,9 +164,9 @@ class HistoryFile:
         self._number = kept.events[-1].number if kept.events else self._number
 
     def _write_points(self, db: sqlite3.Connection, name: str, history: History[str]) -> set[float]:
-        """Writes the new points, and deletes those that the history dropped. Returns the times of the file's points."""
+        """Writes the new points and deletes those that the history dropped. Returns the times of the file's points."""
         old = self._times[name]
-        fits = len(history.names()) <= 2 * MAX_LEARNERS  # loss and tokens
+        fits = len(history.names()) <= 2 * MAX_LEARNERS  # two columns per learner: loss and tokens
         times = set(history.at) if fits else set[float]()
         db.executemany("DELETE FROM points WHERE history = ? AND at = ?", [(name, at) for at in old - times])
         new = ((name, at, json.dumps(values)) for at, values in history.points(without=old) if fits)
@@ -174,7 +174,7 @@ class HistoryFile:
         return times
 
     def _replace(self, error: Exception) -> None:
-        """Moves a damaged file aside, and begins a new one. Raises HistoryFileError if this fails."""
+        """Moves a damaged file aside and creates a new one. Raises HistoryFileError if this fails."""
         aside = self._path.with_name(f"{self._path.name}.damaged")
         log.warning("the history file cannot be read: a new one replaces it", moved_to=str(aside), problem=str(error))
         if self._db is not None:

@@ -1,4 +1,4 @@
-"""Polls the core, and keeps the core's last answers during an outage."""
+"""Polls the core and keeps the core's last answers during an outage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from atoll_dashboard.models.api_models import Cost, Event, Kind, Learner, Now, R
 
 log = structlog.get_logger()
 
-EVERY_S, UNWATCHED_EVERY_S = 1.0, 5.0  # seconds between two polls while a page is open, and otherwise
+EVERY_S, UNWATCHED_EVERY_S = 1.0, 5.0  # seconds between two polls: while a page is open, and otherwise
 SHARE = 0.1  # largest share of the time that polls may take
 WATCHED_S = 10.0  # seconds after a request during which a page counts as open
 ROUNDS, MAX_EVENTS = 64, 5000
@@ -49,7 +49,7 @@ NO_TOKENS = (
 
 @dataclass(slots=True)
 class CoreAnswers:
-    """The core's answers to one poll. links: by region, fronts first, then those that are not connected."""
+    """The core's answers to one poll. links: links by region: fronts first, then links without a connection."""
 
     status: pb.StatusReply = field(default_factory=pb.StatusReply)
     rounds: list[pb.Round] = field(default_factory=list)
@@ -60,7 +60,7 @@ class CoreAnswers:
 class RunFeed:
     """The dashboard's view of a run. price_per_gb: price of a gigabyte over the WAN, in US dollars.
 
-    file: keeps histories and events for the next process. problem: why the last poll failed, or "".
+    file: the file of histories and events for the next process. problem: why the last poll failed, or "".
     """
 
     def __init__(self, core: CoreClient, price_per_gb: float, file: HistoryFile | None = None) -> None:
@@ -79,7 +79,7 @@ class RunFeed:
         self.rates = RunRates()
         self._file = file
         self._saved_at = -math.inf
-        self._unreachable_since: float | None = None  # when the core answered last, on its clock; None: it answers
+        self._unreachable_since: float | None = None  # last answer, on the core's clock; None: the core answers
         self._wanted = asyncio.Event()
         self._looked = asyncio.Event()
         self._told: tuple[CoreAnswers, float, str] | None = None
@@ -97,13 +97,13 @@ class RunFeed:
             self._add_event(self.core_now(), "unreachable", text)
 
     def close_file(self) -> None:
-        """Writes what is new, and closes the history file."""
+        """Writes new points and events to the history file, and closes it."""
         self.save()
         if self._file is not None:
             self._file.close()
 
     def save(self) -> None:
-        """Writes what is new to the history file. Any thread may call this while no poll runs."""
+        """Writes new points and events to the history file. Any thread may call this while no poll runs."""
         if self._file is not None and self.rates.poll is not None:
             self._file.save(self.rates.kept(list(self.events), self._position))
         self._saved_at = time.monotonic()
@@ -178,7 +178,7 @@ class RunFeed:
             self._add_event(self.core_now(), "unreachable", f"{what} since {time_of_day(self._unreachable_since)}")
 
     def _poll_succeeded(self, now: float) -> None:
-        """Records the end of an outage. now: on the core's clock."""
+        """Records the end of an outage. now: time on the core's clock."""
         if self._unreachable_since is not None:
             self._add_event(
                 now, "reachable", f"core reachable again after {max(0.0, now - self._unreachable_since):.0f} s"
@@ -350,7 +350,7 @@ class RunFeed:
     def learners(self, region: str | None, state: str, search: str) -> list[Learner]:
         """Returns all learners that match.
 
-        region: None for any region, "" for learners without one. state, search: "" for any.
+        region: None matches any region; "" matches learners without one. state, search: "" matches any.
         """
         return [
             conversion.learner(each, self.rates.tokens_per_s(each))

@@ -30,9 +30,9 @@ DOWN = "down"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What the history file keeps. poll: run, generation and core's time of the last poll.
+    """The contents of the history file. poll: run, generation and core's time of the last poll.
 
-    histories: by their names in POINTS. position: of the newest event of the core, see ListEventsRequest.
+    histories: histories by their names in POINTS. position: position of the core's newest event; see ListEventsRequest.
     """
 
     poll: tuple[str, int, float]
@@ -44,9 +44,10 @@ class Kept:
 class RunRates:
     """The rates of one generation of a run.
 
-    history: columns of the run. learners_history: columns of its learners, named by `column`. bytes: by region and
-    direction. long: all bytes, over an hour. lost: lost seconds by learner, over an hour. poll: run, generation and
-    core's time of the last poll; None before the first. gap: whether a gap in the histories has not ended yet.
+    history: columns of the run. learners_history: columns of its learners, named by `column`. bytes: rates of bytes by
+    region and direction. long: rates of all bytes, over an hour. lost: rates of lost seconds by learner, over an hour.
+    poll: run, generation and core's time of the last poll; None before the first. gap: whether a gap in the histories
+    has not ended yet.
     """
 
     def __init__(self) -> None:
@@ -68,7 +69,7 @@ class RunRates:
         self._began_at = math.inf  # time of the first poll
 
     def kept(self, events: Sequence[Event], position: tuple[int, int]) -> Kept:
-        """Returns what the history file keeps."""
+        """Returns the contents for the history file."""
         assert self.poll is not None, "there is a history after the first poll"
         return Kept(self.poll, {RUN: self.history, LEARNERS: self.learners_history}, events, position)
 
@@ -132,7 +133,7 @@ class RunRates:
         if self.gap and status.uptime_s < SETTLED_S and live < self._live:
             return
         gap, self.gap, self._live = self.gap, False, live
-        known = status.at - self._began_at >= TOKENS_WINDOW_S  # before, rates would look like a slow run
+        known = status.at - self._began_at >= TOKENS_WINDOW_S  # earlier, the rates would suggest a slow run
         rates = {TOKENS: run.tokens_per_s, UP: run.wire.up_bytes_per_s, DOWN: run.wire.down_bytes_per_s}
         ratios = {"goodput": run.goodput.ratio, LOSS: math.nan if run.loss is None else run.loss}
         self.history.add(status.at, ratios | (rates if known else {}), gap=gap)

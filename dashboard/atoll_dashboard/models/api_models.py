@@ -1,6 +1,7 @@
 """The models of the JSON API, for the page, the OpenAPI schema and other programs.
 
-Durations are in seconds and sizes in bytes. Times are seconds since 1970 on the core's clock. null: unknown.
+Durations are in seconds and sizes in bytes. Times are seconds since 1970 on the core's clock. null stands for an
+unknown value.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Page(BaseModel, Generic[T]):
 
 
 class Goodput(BaseModel):
-    """Useful / provisioned learner-seconds. recent: ratio of the last five minutes. lost_s: lost time by cause."""
+    """Useful share of provisioned learner-seconds. recent: over the last five minutes. lost_s: lost time by cause."""
 
     ratio: float
     recent: float | None
@@ -60,9 +61,9 @@ class Wire(BaseModel):
 
 
 class Cost(BaseModel):
-    """The cost of the WAN at a price per GB (1e9 bytes), in both directions. budget_gb: per month; null: no budget.
+    """The cost of the WAN at a price per GB (1e9 bytes), in both directions. budget_gb: GB per month; null: no budget.
 
-    per_day, gb_per_month: at the rate of the last hour; null in the first ten minutes after the dashboard's start.
+    per_day, gb_per_month: cost and volume at the last hour's rate; null in the dashboard's first ten minutes.
     known_in_s: seconds until they are known; 0 if they are known.
     """
 
@@ -75,11 +76,12 @@ class Cost(BaseModel):
 
 
 class Units(BaseModel):
-    """The data units of a dataset. Counts are of all epochs.
+    """The data units of a dataset. Counts cover all epochs.
 
-    units: number in an epoch. epoch: epoch of the next unit, from 0; equals `epochs` after the last unit. leased:
-    handed out, and neither consumed nor returned. returned: waiting to be handed out again. repeated: merged work on
-    units that were trained again, in units. lost: parts of consumed units that were not merged, in units.
+    units: number of units in an epoch. epoch: epoch of the next unit, from 0; equals `epochs` after the last unit.
+    leased: units that were handed out and are neither consumed nor returned. returned: units that wait to be handed out
+    again. repeated: merged work on units that were trained again, in units. lost: parts of consumed units that were not
+    merged, in units.
     """
 
     name: str
@@ -96,12 +98,11 @@ class Units(BaseModel):
 class Run(BaseModel):
     """The state of the run at time `at` on the core's clock.
 
-    reachable: whether the core answered the last poll. problem: why the last poll failed, in one line. age_s: age of
+    reachable: whether the core answered the last poll. problem: why the last poll failed, on one line. age_s: age of
     the core's answer. paused: who paused the run and why; "": the run is not paused. actions: whether the core accepts
-    operator tokens. actions_problem: why operator actions are not possible, and the fix. learners: number of
-    learners in each state. loss: mean of the learners that train; if none does, the last loss of the one that trained
-    last. lost_window_s: span of the lost time of dots, at most an hour. dashboard_s: seconds since the dashboard's
-    start.
+    operator tokens. actions_problem: why operator actions are not possible, and the fix. learners: number of learners
+    in each state. loss: mean of the learners that train; if none does, the last loss of the one that trained last.
+    lost_window_s: span of the lost time of dots, at most an hour. dashboard_s: seconds since the dashboard's start.
     """
 
     reachable: bool
@@ -153,8 +154,8 @@ class Link(BaseModel):
     """The link of a front, or of a learner that calls the core directly. learners: number of learners behind it.
 
     heard_age_s: seconds since its last message. byte_age_s: seconds since the last byte of a payload. budget_s: how
-    long it may be silent until work of these learners is discarded; null: no limit. trouble: one line while a front is
-    silent and learners are behind it; otherwise "".
+    long the link may be silent until work of these learners is discarded; null: no limit. trouble: one line while a
+    front is silent and learners are behind it; otherwise "".
     """
 
     name: str
@@ -305,7 +306,7 @@ class Checkpoint(BaseModel):
 
 
 class Event(BaseModel):
-    """An event. number: position among the events of this dashboard, which counts on with a history file.
+    """An event. number: position among this dashboard's events. With a history file, a restart continues the numbers.
 
     The dashboard records the kinds unreachable and reachable. All other kinds come from the core.
     """

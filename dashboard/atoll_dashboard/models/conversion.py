@@ -63,7 +63,7 @@ def codec(number: int) -> str:
 
 
 def states(learners: Iterable[pb.LearnerStatus]) -> dict[LearnerState, int]:
-    """Returns the number of learners in each state, including states with none."""
+    """Returns the number of learners in each state, including states without learners."""
     found = Counter(each.state for each in learners)
     return {state: found[state] for state in LearnerState}
 

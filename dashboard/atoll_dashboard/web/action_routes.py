@@ -48,7 +48,7 @@ class Readmit(BaseModel):
 
 
 class ActionDone(BaseModel):
-    """The result of an action, as one line."""
+    """The result of an action, on one line."""
 
     said: str
 
@@ -61,7 +61,7 @@ class Ticket(BaseModel):
 
 @dataclass(slots=True)
 class Tickets:
-    """Tickets for downloads that have not begun. Each ticket stores a token, and expires after TICKET_S seconds."""
+    """Tickets for downloads that have not begun. Each ticket stores a token and expires after TICKET_S seconds."""
 
     _kept: dict[str, tuple[float, str]] = field(default_factory=dict)
 
@@ -77,7 +77,7 @@ class Tickets:
         return name
 
     def use(self, name: str) -> str:
-        """Returns the token of a ticket, and removes the ticket. Raises HTTPException for a used or expired ticket."""
+        """Returns the token of a ticket and removes the ticket. Raises HTTPException for a used or expired ticket."""
         until, token = self._kept.pop(name, (0.0, ""))
         if until < time.monotonic():
             raise HTTPException(403, "this link was already used, or is older than a minute: start the download again")

@@ -8,7 +8,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-MAX_BYTES = 16 << 10  # largest body of a request; an action has only a name and a reason
+MAX_BYTES = 16 << 10  # largest body of a request; an action contains only a name and a reason
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -88,7 +88,7 @@ async def learner(feed: FeedOfRequest, name: str) -> Learner:
 
 @router.get("/learners/{name}/history")
 async def learner_history(feed: FeedOfRequest, name: str) -> LearnerHistory:
-    """The history of a learner since the dashboard was started, and before with a history file."""
+    """The history of a learner since the dashboard's start; with a history file, also from before."""
     columns = feed.rates.learners_history
     return LearnerHistory(
         **feed.time_axis(columns),
@@ -99,7 +99,7 @@ async def learner_history(feed: FeedOfRequest, name: str) -> LearnerHistory:
 
 @router.get("/history")
 async def history(feed: FeedOfRequest) -> History:
-    """The history of the run since the dashboard was started, and before with a history file."""
+    """The history of the run since the dashboard's start; with a history file, also from before."""
     columns = feed.rates.history
     return History(
         **feed.time_axis(columns),
@@ -158,7 +158,7 @@ async def events(feed: FeedOfRequest, after: Annotated[int, Query(ge=0)] = 0, li
 async def live(feed: FeedOfRequest, request: Request) -> StreamingResponse:
     """A stream of server-sent events, one per second, even while the core does not answer.
 
-    Each is a JSON object with `run`, `regions`, `last_event`, and `rounds` that are open or merging, without answers.
+    Each event is a JSON object with `run`, `regions`, `last_event`, and open or merging `rounds`, without answers.
     """
     if feed.watchers >= MAX_STREAMS:
         raise HTTPException(503, f"{MAX_STREAMS} pages are already open: close one")
@@ -178,7 +178,7 @@ async def _stream(feed: RunFeed, request: Request) -> AsyncIterator[str]:
 
 
 def in_order(learners: Iterable[Learner], sort: SortBy, *, descending: bool) -> list[Learner]:
-    """Returns the learners in order of a value, then of their names. Unknown values come last in both orders."""
+    """Returns the learners, sorted by a value and then by name. Unknown values come last in both directions."""
     found = [(_value(each, sort), each) for each in sorted(learners, key=lambda each: each.learner)]
     known = [(value, each) for value, each in found if value is not None]
     known.sort(key=itemgetter(0), reverse=descending)

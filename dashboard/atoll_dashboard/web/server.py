@@ -29,7 +29,7 @@ class DashboardError(UserError):
 
 
 async def serve(settings: DashboardSettings, announce: Callable[[str], None]) -> None:
-    """Runs a dashboard until SIGTERM or SIGINT. announce: called with the page's URL.
+    """Runs a dashboard until SIGTERM or SIGINT. announce: function called with the page's URL.
 
     Raises DashboardError and HistoryFileError.
     """

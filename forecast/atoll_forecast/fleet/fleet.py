@@ -23,13 +23,14 @@ from atoll_server.settings import RunSettings
 
 from atoll_forecast.fleet.learners import FleetLearner, LearnerSpec, LearnerTimes, Published, Ready, Work
 
-DRAIN_STEPS = 4.0  # number of steps that a leaving learner waits for contributions in flight
+DRAIN_STEPS = 4.0  # number of steps for which a leaving learner waits for contributions in flight
 PER_BOUNDARY = 8  # limit on adoptions, and on answered rounds, at one step boundary; as in atoll.fragments.exchange
 MIN_WAIT_S = 0.001  # shortest time between two timer events, as in a core
 
 
 class Fleet:
-    """The learners of a run, and its shards' syncers. specs: one per learner. work: the training that the fleet calls.
+    """The learners of a run, and the syncers of its shards. specs: one per learner. work: training that the fleet
+    calls.
 
     shards: number of shards, which get the fragments in turn. merge_s: seconds from a round's end to its update.
     overlap: number of steps after which a learner waits for the merge of its contribution. With 0, as in the original
@@ -78,7 +79,7 @@ class Fleet:
         self._wake_at: float | None = None
 
     def run(self, until: Callable[[Fleet], bool]) -> None:
-        """Runs until `until` returns True, then lets all learners leave.
+        """Runs until `until` returns True, and then lets all learners leave.
 
         Raises RuntimeError if no events are left before that.
         """
@@ -185,7 +186,7 @@ class Fleet:
         return True
 
     def _leave(self, learner: FleetLearner) -> None:
-        """Sends all outstanding work of a learner, which leaves DRAIN_STEPS steps later."""
+        """Sends all outstanding work of a learner. The learner leaves DRAIN_STEPS steps later."""
         if not learner.leaving:
             learner.leaving = True
             max_wait_s = DRAIN_STEPS * learner.spec.step_s
@@ -224,7 +225,7 @@ class Fleet:
             self._go_on_or_stand(learner)
 
     def _of(self, learner: FleetLearner, happens: Callable[[FleetLearner], None]) -> Callable[[], None]:
-        """Returns an event that does nothing if the learner's process has died. Only `_begin` also runs then."""
+        """Returns an event that does nothing if the learner's process has died, unless it is `_begin`."""
         incarnation = learner.incarnation
 
         def when() -> None:
@@ -256,7 +257,7 @@ class Fleet:
         )
 
     def _concerned(self, event: ev.SyncerEvent) -> Sequence[Syncer]:
-        """Returns the syncers that an event concerns: that of its fragment, or all."""
+        """Returns the syncers that an event concerns: the syncer of its fragment, or all syncers."""
         match event:
             case ev.Contributed():
                 return (self.syncers[event.key.fragment % len(self.syncers)],)
@@ -334,7 +335,7 @@ class Fleet:
 
 
 def _pacings(settings: RunSettings, fragments: int, shards: int) -> list[Pacing | None]:
-    """Returns the slots of each shard; None for a run with one shard."""
+    """Returns the slots of each shard, or None for the only shard of a run."""
     if shards == 1:
         return [None]
     counts = [len(range(number, fragments, shards)) for number in range(shards)]

@@ -12,7 +12,7 @@ from atoll_server.rounds import syncer_events as ev
 
 @dataclass(frozen=True, slots=True)
 class LearnerSpec:
-    """The properties of one learner. Times are in seconds, and rates in bits per second. delay_s: one-way delay.
+    """The properties of one learner. Times are in seconds, rates in bits per second. delay_s: one-way delay.
 
     jitter: relative standard deviation of a step's time. between_failures_s: mean time between the failures of a
     Poisson process.
@@ -44,7 +44,7 @@ class SentContribution:
 class Published:
     """A new version of a fragment.
 
-    size_bytes: its size on the wire. anchor: passed to `Work.adopt`; opaque to the fleet.
+    size_bytes: its size on the wire. anchor: an argument for `Work.adopt`, which the fleet does not read.
     """
 
     fragment: int
@@ -109,7 +109,7 @@ class FleetLearner:
     alive: bool = True
     leaving: bool = False
     left: bool = False
-    waits: bool = False  # whether it waits for an adoption
+    waits: bool = False  # whether the learner waits for an adoption
     step_s: float = 0.0  # duration of the current step
     boundary_at: float = 0.0  # time of the current or next step boundary
     up_free_at: float = 0.0

@@ -19,7 +19,7 @@ PAPER_INNER_STEPS, PAPER_OVERLAP = 24, 2
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One figure. theirs: the paper's value, or None. how: the method that gave our value."""
+    """One figure. ours: our value. theirs: the paper's value, or None. how: the method that gave our value."""
 
     name: str
     ours: float
@@ -29,7 +29,7 @@ class Claim:
 
 
 def goodput_claims(failures: goodput.Failures, hours: float) -> dict[str, list[float]]:
-    """Returns all 30 cells of Table 1: goodput in %, by method and number of chips. hours: simulated time."""
+    """Returns all 30 cells of Table 1: goodput in percent, by method and number of chips. hours: simulated time."""
     return goodput.table(figures.CHIPS, LEARNERS, failures, hours)
 
 
@@ -86,8 +86,7 @@ def scavenging_claims(steps: float = 1200.0) -> list[Claim]:
 
 
 def hardware_claims(steps: int = 2000) -> list[Claim]:
-    """Returns goodput in % for eight learners. One learner is 18 % slower, and step times have a standard deviation of
-    10 %."""
+    """Returns goodput in percent for eight learners. One is 18 % slower; step times have 10 % jitter."""
     one = RunSettings(quorum=Quorum(learners=1), overlap_steps=PAPER_OVERLAP)
     bare = RunSettings(quorum=Quorum(learners=1), overlap_steps=PAPER_OVERLAP, grace_ratio=0)
     waited = hardware.lockstep(ONE_SLOW, jitter=JITTER, overlap=PAPER_OVERLAP, steps=10 * steps)

@@ -98,7 +98,7 @@ def _learner(chips: float, failures: Failures, elastic: bool, until: float, rand
 def table(
     chips: Sequence[int], learners: Sequence[int], failures: Failures, hours: float = 30.0
 ) -> dict[str, list[float]]:
-    """Returns goodput in % as in Table 1.
+    """Returns goodput in percent, as in Table 1.
 
     Rows: "dp", "elastic" and each number of learners. Columns: numbers of chips.
     """

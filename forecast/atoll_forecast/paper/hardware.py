@@ -19,7 +19,8 @@ FRAGMENT_BYTES = 1.0  # negligible, because these simulations do not examine lin
 class Outcome:
     """The result of a simulation. goodput: share of learner-seconds whose work was merged.
 
-    shares: mean number of contributions per merge. staleness: mean, in outer steps. seconds: virtual time of the run.
+    shares: mean number of contributions per merge. staleness: mean staleness in outer steps. seconds: virtual time of
+    the run.
     """
 
     goodput: float
@@ -53,8 +54,7 @@ def lockstep(speeds: Sequence[float], *, jitter: float, overlap: int, steps: int
 
 
 def scavenged(learners: int, extra: float, settings: RunSettings, *, steps: float, seed: int = 0) -> float:
-    """Returns the training time, relative to no extra compute. `extra` x `learners` new learners join after half of the
-    tokens."""
+    """Returns the training time relative to no extra compute. `extra` x `learners` join after half of the tokens."""
     own = [LearnerSpec(f"learner-{i:03}", delay_s=0.05) for i in range(learners)]
     guests = [LearnerSpec(f"guest-{i:03}", delay_s=0.05, joins_at_s=steps / 2) for i in range(round(extra * learners))]
     alone = _run(own, settings, steps * learners, seed)

@@ -16,7 +16,7 @@ OURS, THEIRS = "#2a9d8f", "#264653"
 
 
 def goodput(ours: dict[str, list[float]], path: Path) -> None:
-    """Plots Table 1. Lines show our figures, and points show the paper's. path: the SVG or PNG file."""
+    """Plots Table 1. Lines show our figures, points the paper's. path: the SVG or PNG file."""
     mpl.rcParams["svg.hashsalt"] = "atoll"  # the same figures give the same file
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     axes = figure.subplots()

@@ -15,9 +15,9 @@ NAMES = {"dp": "data-parallel, not elastic", "elastic": "data-parallel, elastic"
 
 
 def goodput_table(ours: dict[str, list[float]], failures_per_year: float, difference: float) -> Table:
-    """Returns Table 1 in %. Each cell has our value and the paper's. difference: the RMSE in percentage points."""
+    """Returns Table 1 in percent. Each cell contains our value and the paper's. difference: RMSE in points."""
     title = (
-        f"Goodput in %, by chips, {failures_per_year:g} failures per chip per year: "
+        f"Goodput in percent, by chips, {failures_per_year:g} failures per chip per year: "
         f"ours (paper's); RMSE {difference:.2f} points"
     )
     table = plain_table(title=title)

@@ -1,4 +1,4 @@
-"""PURE: computes the rate that a link must carry, by the paper's accounting, with the paper's bits or Atoll's.
+"""PURE: computes the rate that a link must carry, by the paper's accounting, for the paper's or Atoll's codec.
 
 A step of T seconds consists of a forward pass of T/3 and a backward pass of 2T/3. Data-parallel training sends
 gradients in 128 buckets, evenly during the backward pass, over one first-in first-out link. Between M data centres,
@@ -35,7 +35,7 @@ def data_parallel_step_s(
 ) -> float:
     """Returns the duration of a step with its stall, in seconds.
 
-    bits: number per parameter. round_trip_s: latency of the last bucket's exchange.
+    bits: bits per parameter. round_trip_s: latency of the last bucket's exchange.
     """
     bucket_s = exchange_factor(sites) * model.parameters * bits / BUCKETS / bits_s
     free_at = 0.0
@@ -46,7 +46,7 @@ def data_parallel_step_s(
 
 
 def data_parallel_bits_s(model: Model, sites: int, utilisation: float, bits: float = BF16_BITS) -> float:
-    """Returns the link rate, in bits per second, that allows this utilisation. bits: number per parameter."""
+    """Returns the link rate, in bits per second, that allows this utilisation. bits: bits per parameter."""
     first_s = model.step_s * (FORWARD + (1 - FORWARD) / BUCKETS)
     return exchange_factor(sites) * model.parameters * bits / (model.step_s / utilisation - first_s)
 
@@ -54,7 +54,7 @@ def data_parallel_bits_s(model: Model, sites: int, utilisation: float, bits: flo
 def decoupled_bits_s(model: Model, inner_steps: float, bits: float, spread: float = 1.0) -> float:
     """Returns the rate of a learner's link, in bits per second each way.
 
-    Every parameter is sent once per `inner_steps`. bits: number per parameter. spread: steps that a fragment's transfer
-    may take. If it is above 1, transfers overlap, and the result is the rate of one transfer, not the mean rate.
+    Every parameter is sent once per `inner_steps`. bits: bits per parameter. spread: steps that a fragment's transfer
+    may take. If `spread` is above 1, transfers overlap, and the result is the rate of one transfer, not the mean rate.
     """
     return bits * model.parameters / (inner_steps * model.step_s) / spread

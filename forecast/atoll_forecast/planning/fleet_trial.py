@@ -18,8 +18,8 @@ LONGEST_STEP_S = 10.0  # longer steps are scaled down, because reports come once
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The mean results of a trial. staleness: in outer steps. contributions: share of all learners that contribute to a
-    merge.
+    """The mean results of a trial. staleness: staleness in outer steps. contributions: share of all learners that
+    contribute to a merge.
 
     rounds: share of the due rounds that were merged.
     """

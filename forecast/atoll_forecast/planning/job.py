@@ -26,7 +26,7 @@ class Region:
     price_gb: float | None = None
 
     def costs(self, gigabytes: float) -> float | None:
-        """Returns the price of sending this many gigabytes over the region's link, or None if unknown."""
+        """Returns the price of sending this many gigabytes over the region's link, or None if the price is unknown."""
         return None if self.price_gb is None else gigabytes * self.price_gb
 
 
@@ -34,7 +34,7 @@ class Region:
 class Job:
     """A training job. step_s: duration of an inner step. between_failures_s: mean time between failures of one learner.
 
-    repair_s: time from a failure to the learner's next step. bits: bits per parameter on the wire, headers included.
+    repair_s: time from a failure to the learner's next step. bits: bits per parameter on the wire, including headers.
     core_bits_s: rate of the core's own link, each way, in bits per second.
     """
 
@@ -48,7 +48,7 @@ class Job:
 
     @property
     def learners(self) -> int:
-        """Number of learners in all regions."""
+        """The number of learners in all regions."""
         return sum(region.learners for region in self.regions)
 
     def merge_s(self, fragments: int) -> float:
@@ -77,7 +77,7 @@ class Method:
 
     @property
     def thousand_steps(self) -> float:
-        """Months in which all learners take a thousand inner steps, for comparing methods of different speeds."""
+        """The months that all learners need for a thousand inner steps, for comparing methods of different speeds."""
         return 1000 * self.step_s / self.utilisation / MONTH_S
 
 

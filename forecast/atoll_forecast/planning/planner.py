@@ -1,4 +1,4 @@
-"""PURE: plans the settings of a run, and estimates its link load, cost, goodput and memory.
+"""PURE: plans the settings of a run and estimates its link load, cost, goodput and memory.
 
 Sizes and times are sums of measured figures (docs/benchmarks/sync-cost.md, records/). A trial in virtual time with the
 core's syncer shows whether the links are fast enough for the rounds.
@@ -41,9 +41,9 @@ KNOWN_INNER_STEPS = 96  # the largest H for which losses were compared (records/
 
 @dataclass(frozen=True, slots=True)
 class LinkLoad:
-    """The load of one region's link, over which its learners' contributions go up, and each update comes down once.
+    """The load of one region's link. The contributions of its learners go up, and each update comes down once.
 
-    up_bits_s, down_bits_s: in bits per second. share: used share of the link's rate in the busier direction.
+    up_bits_s, down_bits_s: rates in bits per second. share: used share of the link's rate in the busier direction.
     month_gb: gigabytes per month, both ways.
     """
 
@@ -76,7 +76,7 @@ class RegionLoss:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The settings of a run, and its expected figures. staleness: mean, in outer steps.
+    """The settings of a run, and its expected figures. staleness: mean staleness in outer steps.
 
     why: the reason for H. core: load of the core's own link. others: alternative methods.
     contributions: share of all learners that contribute to a merge, without failures. works: whether the plan is
@@ -204,7 +204,7 @@ def _carried(job: Job, region: Region, fragments: int, inner_steps: float) -> Li
 
 
 def _together(job: Job, carried: Sequence[LinkLoad]) -> LinkLoad:
-    """Returns the load of the core's own link. In the result, up_bits_s is the rate that arrives at the core."""
+    """Returns the load of the core's own link. Its up_bits_s is the rate that arrives at the core."""
     home = Region(HOME, job.learners, job.core_bits_s, 0.0)
     return LinkLoad(home, sum(each.up_bits_s for each in carried), sum(each.down_bits_s for each in carried))
 

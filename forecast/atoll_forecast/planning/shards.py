@@ -12,20 +12,20 @@ from atoll_wire.layout.sharding import MAX_SHARDS
 SNAPSHOT_BYTES = 12.0
 SNAPSHOTS = 4  # --keep-snapshots, and one being written
 FREE_BYTES = 12.0  # a core with less free space accepts no contributions
-INITIAL_BYTES = 4.0  # of the initial parameters' file
-WAITING_BYTES = 0.5  # also per learner and per outer step of allowed staleness
+INITIAL_BYTES = 4.0  # size of the initial parameters' file
+WAITING_BYTES = 0.5  # size of a waiting contribution; also per learner and per outer step of allowed staleness
 BACKUPS = 4  # --keep of `atoll checkpoint backup`, and one being written
-SHARD_SNAPSHOTS = 3  # in a backup, if the run has several shards
+SHARD_SNAPSHOTS = 3  # snapshots in a backup, if the run has several shards
 BACKUP_MEMORY = 20.0  # bytes of memory per parameter of the largest fragment, for `atoll checkpoint backup`
-BACKUP_PROCESS = 512 << 20  # bytes of memory of its process, without a fragment
+BACKUP_PROCESS = 512 << 20  # bytes of memory of a backup's process, without a fragment
 
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
     """The division of a model among shards. share: part of the parameters in the largest shard.
 
-    memory_bytes, disk_bytes: needs of the largest shard's process, which is also the registrar. backup_bytes: disk for
-    its backups.
+    memory_bytes, disk_bytes: needs of the largest shard's process, which is also the registrar. backup_bytes: disk
+    space for the backups of that shard.
     """
 
     shards: int
@@ -38,8 +38,8 @@ class Sharding:
 def disk_bytes(held: float, parameters: float, waiting_bytes: float) -> float:
     """Returns the size of a core's volume. The planner's table and the chart's values both use it.
 
-    held: number of parameters in the core's fragments. parameters: those of the whole run, whose initial file the
-    registrar stores. waiting_bytes: contributions that may wait on disk, in bytes per parameter.
+    held: number of parameters in the core's fragments. parameters: number of parameters of the whole run, whose initial
+    file the registrar stores. waiting_bytes: contributions that may wait on disk, in bytes per parameter.
     """
     return (SNAPSHOTS * SNAPSHOT_BYTES + FREE_BYTES + waiting_bytes) * held + INITIAL_BYTES * parameters
 

@@ -20,7 +20,7 @@ UNKNOWN = "-"
 
 
 def plan_tables(job: Job, plan: Plan) -> list[Table]:
-    """Returns tables of settings, link load, other methods, and losses of regions.
+    """Returns the tables of settings, link load, other methods, and losses of regions.
 
     If the plan is infeasible, returns only the table of link load.
     """

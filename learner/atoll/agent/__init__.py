@@ -1,7 +1,7 @@
 """The agent: a second thread that joins the run, sends contributions, and fetches published updates.
 
-`run_session` joins the run, and joins again after an outage. `shard_session` connects to one shard, and reconnects
-after an interruption. It receives notifications and reports progress. `join_request` makes the Join calls.
+`run_session` joins the run and joins again after an outage. `shard_session` connects to one shard, reconnects after an
+interruption, receives notifications and reports progress. `join_request` makes the Join calls.
 
 May import: errors, fragments, ranks, stats, transfers.
 """

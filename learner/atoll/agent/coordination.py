@@ -1,6 +1,6 @@
 """Coordinates the agents of a learner's ranks: rank 0 joins the run for all ranks, and each rank transfers its frames.
 
-Ranks adopt a version only when every owner has prepared its part, and all parts together have the published checksum.
+Ranks adopt a version only when every owner has prepared its part and all parts together have the published checksum.
 Ranks send a contribution only when every owner has encoded its part, because the header covers all frames.
 """
 
@@ -41,14 +41,14 @@ class Coordination:
     owners = Owners()
 
     def sound(self, header: pb.FetchHeader, checksum: int) -> bool:
-        """Returns whether this rank's part of a version may be valid. checksum: CRC-32C of this rank's values."""
+        """Returns whether this rank's part of a version may be valid. checksum: the CRC-32C of this rank's values."""
         return self.owners.size > 1 or checksum == header.crc32c  # only all parts together have the published checksum
 
     def prepared(self, track: FragmentTrack, header: pb.FetchHeader, checksum: int) -> None:
         """Tells the other ranks that this rank has prepared its part of a version. checksum: see `sound`."""
 
     async def table(self, track: FragmentTrack, seq: int, mine: Rows) -> Rows:  # noqa: ARG002 - there is one rank
-        """Returns the length and CRC-32C of each payload of a contribution. mine: those of this rank's frames."""
+        """Returns the length and CRC-32C of each payload of a contribution. mine: the rows for this rank's frames."""
         return mine
 
     def announced(self, track: FragmentTrack) -> None:
@@ -58,7 +58,7 @@ class Coordination:
         """Tells the other ranks that a fragment's round opened."""
 
     def joined(self, reply: pb.JoinReply, restores: int) -> None:
-        """Passes the reply to a Join to the other ranks. restores: see Track."""
+        """Forwards the reply to a Join to the other ranks. restores: see Track."""
 
     def restored(self) -> None:
         """Forgets all prepared versions, because the run was restored to a checkpoint."""
@@ -81,7 +81,7 @@ class Tables:
         self._waiting: dict[tuple[int, int], asyncio.Future[Rows]] = {}
 
     async def wait(self, fragment: int, seq: int) -> Rows:
-        """Waits until `found` is called for a contribution, and returns its table."""
+        """Waits until `found` receives a contribution's table. Returns the table."""
         future: asyncio.Future[Rows] = asyncio.get_running_loop().create_future()
         self._waiting[fragment, seq] = future
         try:
@@ -99,7 +99,8 @@ class Tables:
 class Leading(Coordination):
     """The coordination on rank 0 of several ranks.
 
-    begin_fetch: starts a fetch for a track. merged: records that a track's contribution in flight was merged.
+    begin_fetch: called to start a fetch for a track. merged: called to record that a track's contribution in flight was
+    merged.
     """
 
     def __init__(self, messages: RankMessages, core: CoreView, exchange: ThreadExchange, counters: Counters) -> None:
@@ -110,7 +111,7 @@ class Leading(Coordination):
         self._counters = counters
         self._parts: defaultdict[tuple[int, int, int], dict[int, rk.Part]] = defaultdict(dict)
         self._rows: defaultdict[tuple[int, int], dict[int, Rows]] = defaultdict(dict)
-        self._confirmed: dict[int, tuple[int, int]] = {}  # by fragment: version and published checksum
+        self._confirmed: dict[int, tuple[int, int]] = {}  # version and published checksum, by fragment
         self._tables = Tables()
         self._news = asyncio.Event()
         self.begin_fetch: Callable[[FragmentTrack], None] = lambda _: None
@@ -122,13 +123,13 @@ class Leading(Coordination):
             self._messages.send(rank, message)
 
     def _owning(self, fragment: FragmentLayout) -> list[int]:
-        """Returns the ranks that own frames of a fragment, in order of frames."""
+        """Returns the ranks that own frames of a fragment, in the order of the frames."""
         runs = enumerate(owned_runs(fragment, self._messages.size))
         return [rank for _, rank in sorted((run.first, rank) for rank, run in runs if run.frames)]
 
     def prepared(self, track: FragmentTrack, header: pb.FetchHeader, checksum: int) -> None:
         if self._confirmed.get(track.fragment) == (header.version, header.crc32c):
-            self._confirm(track.fragment, header.version, header.crc32c)  # a repeated fetch: all ranks have it
+            self._confirm(track.fragment, header.version, header.crc32c)  # fetched again: all ranks have it
         else:
             self._part(0, part_of(track, header, checksum, self._core.session.generation))
 
@@ -197,7 +198,7 @@ class Leading(Coordination):
     def _part(self, rank: int, part: rk.Part) -> None:
         """Records a rank's part of a version. Confirms the version when all parts have arrived and are valid."""
         if part.generation != self._core.session.generation:
-            return  # the run was restored to a checkpoint, whose version the rank will prepare
+            return  # the run was restored to a checkpoint: the rank will prepare its version
         track, name = self._core.track(part.fragment), (part.fragment, part.version, part.published)
         parts = self._parts[name]
         parts[rank] = part
@@ -227,7 +228,7 @@ class Leading(Coordination):
         self.begin_fetch(track)
 
     def _follow(self, track: FragmentTrack, parts: dict[int, rk.Part], part: rk.Part) -> None:
-        """Offers an anchor of a fragment if other ranks own all of its frames."""
+        """Offers an anchor of a fragment if other ranks own all of the fragment's frames."""
         drop, flying = track.drop, track.in_flight
         merged = flying is not None and any(each.merged >= flying.seq for each in parts.values())
         if merged:
@@ -305,7 +306,7 @@ def rows_of(table: rk.Table) -> Rows:
 def receive_on_loop(
     messages: RankMessages, handle: Callable[[rk.RankMessage], None], failed: Callable[[Exception], None]
 ) -> None:
-    """Starts to receive messages, and handles each on the current event loop. failed: ends the learner."""
+    """Starts to receive messages and handles each one on the current event loop. failed: called with a fatal error."""
     loop = asyncio.get_running_loop()
 
     def call(function: Callable[..., None], *arguments: object) -> None:

@@ -1,4 +1,4 @@
-"""The agent's view of the run, of each shard, and of each fragment. The agent's parts share one view on its loop."""
+"""The agent's view of the run, of each shard and of each fragment. All parts of the agent share it on one loop."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from atoll.fragments.exchange import Submission, ThreadExchange
 from atoll.transfers.partial_fetch import PartialFetch
 
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # bounds on the wait for a silent shard; see ArrivalEstimator
-KEPT = 1024  # limit on unreported declined rounds, and on unreported adoptions
+KEPT = 1024  # limit on unreported declined rounds and on unreported adoptions
 
 
 @dataclass(slots=True)
 class InFlight:
     """A contribution whose fate is unknown.
 
-    messages: this rank's frames as messages, by frame number, kept so that they can be sent again.
-    table: length and CRC-32C of each payload, from all ranks.
+    messages: this rank's frames as messages, by frame number. They are kept so that they can be sent again. table: the
+    length and CRC-32C of each payload, from all ranks.
     """
 
     taken: Submission
@@ -41,7 +41,7 @@ class InFlight:
 
 @dataclass(slots=True, eq=False)
 class FragmentTrack:
-    """The agent's view of one fragment, and of this rank's frames in it.
+    """The agent's view of one fragment and of this rank's frames in it.
 
     version, anchor: the newest prepared version and its anchor. target: the newest version that the shard announced.
     """
@@ -89,9 +89,9 @@ class FragmentTrack:
 class ShardView:
     """The agent's view of one shard.
 
-    address: HOST:PORT; empty: the address where the learner joined the run. link: the shard's own link. The first shard
-    at the joining address uses the run's link instead. arrivals: estimates the time of the next notification.
-    declined, adopted: declined rounds and adoptions that are not reported yet.
+    address: HOST:PORT, or empty for the address where the learner joined the run. link: the shard's own link. The first
+    shard at the joining address uses the run's link instead. arrivals: estimates the time of the next notification.
+    declined, adopted: declined rounds and adoptions that have not been reported yet.
     """
 
     address: str
@@ -99,7 +99,7 @@ class ShardView:
     number: int = 0
     tracks: dict[int, FragmentTrack] = field(default_factory=dict)
     session: pb.Session = field(default_factory=pb.Session)
-    log: int = 0  # log and sequence: position of the last notification
+    log: int = 0  # `log` and `sequence` are the last notification's position
     sequence: int = 0
     connected: asyncio.Event = field(default_factory=asyncio.Event)
     lost: asyncio.Event = field(default_factory=asyncio.Event)  # set when a call fails because the session is unknown
@@ -108,7 +108,7 @@ class ShardView:
     adopted: deque[pb.Adopted] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def joined(self, session: pb.Session) -> None:
-        """Sets the session, and lets calls to the shard begin."""
+        """Sets the session and lets calls to the shard begin."""
         self.session = session
         self.lost.clear()
         self.connected.set()
@@ -128,7 +128,7 @@ class ShardView:
         return self.tracks[fragment]
 
     def newest(self, versions: Mapping[int, int]) -> Iterator[tuple[FragmentTrack, int]]:
-        """Yields each track and the shard's version of its fragment. Raises LearnerError unless `versions` has all
+        """Yields each track with its fragment's version. Raises LearnerError unless `versions` contains all
         fragments."""
         if len(versions) != len(self.tracks):
             raise LearnerError(
@@ -146,12 +146,12 @@ class CoreView:
     settings: pb.RunSettings = field(default_factory=pb.RunSettings)
     layout: Layout | None = None
     shards: list[ShardView] = field(default_factory=list)
-    tracks: dict[int, FragmentTrack] = field(default_factory=dict)  # tracks of all shards by fragment, ascending
+    tracks: dict[int, FragmentTrack] = field(default_factory=dict)  # tracks of all shards by fragment, in order
     said_goodbye: bool = False  # the learner will not join or follow again
     leaving: bool = False  # all connections are being closed
 
     def place(self, shards: Sequence[ShardView]) -> None:
-        """Sets the run's shards. Calls that wait for a fragment's old shard continue at its new one."""
+        """Sets the run's shards. Calls that wait for a fragment's old shard continue at the new shard."""
         before = [shard for shard in self.shards if shard not in shards]
         self.shards = list(shards)
         for shard in shards:

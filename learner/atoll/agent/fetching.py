@@ -1,4 +1,4 @@
-"""Fetches published updates and whole fragments, and prepares anchors to be adopted.
+"""Fetches published updates and whole fragments, and prepares anchors for adoption.
 
 The Fetcher adds updates one at a time, in order. The result must have the checksum that the core published. If an
 update is missing or the checksum differs, the Fetcher fetches the whole fragment. An interrupted fetch continues with
@@ -38,7 +38,7 @@ MANY = 3  # consecutive failures of one fetch before a warning
 class Fetcher:
     """Brings each fragment up to its newest announced version.
 
-    stop: ends the learner with an error. coder: computes the changes to the parameters.
+    stop: called with the error that ends the learner. coder: computes the changes to the parameters.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class Fetcher:
         self._stop = stop
         self._sender = sender
         self._rng = random.Random()  # noqa: S311 - jitter
-        self._at_once = asyncio.Semaphore(2)  # limit on simultaneous fetches, to limit memory
+        self._at_once = asyncio.Semaphore(2)  # limit on simultaneous fetches, which limits memory
         self._shapes: dict[int, FragmentShape] = {}
 
     def heard_of(self, track: FragmentTrack, version: int) -> None:
-        """Records an announced version, and fetches it if it is new. A lower version changes nothing."""
+        """Records an announced version and fetches it if it is new. A lower version changes nothing."""
         track.target = max(track.target, version)
         self._coordination.announced(track)
         self.begin(track)
@@ -85,7 +85,7 @@ class Fetcher:
             self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     def opened(self, track: FragmentTrack) -> None:
-        """Starts work that can be done before a step boundary answers the fragment's round, on all ranks."""
+        """Starts the work that all ranks can do before a step boundary answers the fragment's round."""
         work = self._coder.ahead(track.anchor, self._shape(track))
         if work is None:
             return
@@ -100,7 +100,7 @@ class Fetcher:
         return self._shapes[track.fragment]
 
     async def all_here(self) -> None:
-        """Waits until all fetches have ended. Raises a fetch's error. Cancelling this does not stop the fetches."""
+        """Waits until all fetches have ended. Raises a failed fetch's error. Cancelling this wait stops no fetch."""
         while running := [track.fetching for track in self._core.tracks.values() if track.fetching is not None]:
             await first_ended(running, asyncio.FIRST_EXCEPTION)
 
@@ -134,7 +134,7 @@ class Fetcher:
         return True
 
     async def _step(self, track: FragmentTrack) -> bool:
-        """Fetches one update, or the whole fragment. Returns False if the result is invalid."""
+        """Fetches one update or the whole fragment. Returns False if the result is invalid."""
         if track.target - track.version > MAX_UPDATES:
             track.whole = True
         incoming, setbacks = self._incoming(track), track.setbacks
@@ -146,7 +146,7 @@ class Fetcher:
         return await self._take_in(track, incoming, setbacks)
 
     def _incoming(self, track: FragmentTrack) -> PartialFetch:
-        """Returns the frames that earlier attempts of this fetch received, or an empty fetch."""
+        """Returns the frames that earlier attempts at this fetch received, or an empty fetch."""
         version = 0 if track.whole else track.version + 1
         if track.incoming is None or track.incoming.version != version:
             track.incoming = PartialFetch(track.run, Codec(self._core.settings.codec), version)
@@ -192,11 +192,11 @@ class Fetcher:
     def _decoded(
         self, track: FragmentTrack, incoming: PartialFetch, q: Coded | None
     ) -> tuple[Decoded | None, Change | None]:
-        """Returns the fetched values, and the change to the parameters. Runs in a worker thread."""
+        """Returns the fetched values and the change to the parameters. Runs in a worker thread."""
         old = track.anchor
         decoded = incoming.decoded(old if incoming.version else None)
         if decoded is None or len(decoded.values) != len(old):
-            return decoded, None  # invalid, or the first anchor
+            return decoded, None  # the values are invalid, or this is the first anchor
         values = self._coder.change(old, decoded.values, decoded.update, q, self._shape(track))
         return decoded, Change(old, q, values)
 
@@ -214,7 +214,7 @@ class Fetcher:
         return in_flight
 
     def _fate(self, track: FragmentTrack, header: pb.FetchHeader, *, whole: bool) -> Fate:
-        """Returns the fate of the contribution in flight at this version. Applies a refusal in the header."""
+        """Returns what became of the contribution in flight at this version. Applies any refusal in the header."""
         if (merged := self._merged(track, header)) is not None:
             self._sender.end(track, merged=True)
             return Fate(merged.taken.outstanding.coded, whole and track.drop, track.restores)

@@ -36,7 +36,7 @@ CHUNK_BYTES = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A learner's name and region, and its servers. addresses: HOST:PORT of servers, which are tried in turn."""
+    """A learner's name, region and servers. addresses: HOST:PORT of each server; the servers are tried in turn."""
 
     name: str
     region: str
@@ -45,7 +45,7 @@ class Identity:
     security: TransportSecurity = LOCAL
 
     def problem(self) -> LearnerError | None:
-        """Returns an error if the addresses or certificates are unusable, otherwise None."""
+        """Returns an error if the addresses or certificates are unusable, else None."""
         if not self.addresses:
             return LearnerError("the list of servers is empty: give at least one HOST:PORT")
         try:
@@ -85,9 +85,9 @@ class Joiner:
         self.sent_initial = False  # whether the core has accepted this learner's initial parameters
 
     async def join(self) -> pb.JoinReply:
-        """Joins, and waits until the run has parameters.
+        """Joins and waits until the run has parameters.
 
-        Raises AioRpcError if the core refuses or does not answer, LearnerError for an invalid reply, and LinkLost.
+        Raises AioRpcError if the core refuses or does not answer, LearnerError if its reply is invalid, and LinkLost.
         """
         proof, confirming = b"", False
         while True:
@@ -95,7 +95,7 @@ class Joiner:
             with self._core.link.quick.use() as connection:
                 reply: pb.JoinReply = await unary_reply(connection.stub.Join(request, timeout=JOIN_S))
             if reply.state == pb.JoinReply.STATE_CONFIRM:
-                if confirming:  # second request: another process with this name joined in between
+                if confirming:  # second request: another process joined with this name in between
                     await asyncio.sleep(SHORTEST_RETRY_S)
                 proof, confirming = reply.token, True
                 continue

@@ -1,4 +1,4 @@
-"""The session of a rank other than 0: transfers this rank's frames, and receives all other information from rank 0."""
+"""The session of a rank other than 0: transfers this rank's frames and receives all other information from rank 0."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class MemberSession(RunSession):
 
     def _announced(self, told: rk.Announced) -> None:
         track = self.core.track(told.fragment)
-        if told.setbacks > track.setbacks:  # the shard was restored, and has reached this version again
+        if told.setbacks > track.setbacks:  # the shard was restored and has reached this version again
             track.setbacks = told.setbacks
             track.whole |= told.version < track.version
             track.target = told.version
@@ -78,7 +78,7 @@ class MemberSession(RunSession):
         self._fetcher.begin(track)
 
     async def _report(self) -> None:
-        """Reports to rank 0 the transferred bytes, and the sessions that the core does not know."""
+        """Reports the transferred bytes, and any session that the core does not know, to rank 0."""
         told, lost = (0, 0, 0), set[bytes]()
         while True:
             await asyncio.sleep(TOLD_S)

@@ -41,7 +41,7 @@ from atoll.transfers.places import checked_address
 log = structlog.get_logger()
 
 HELD_S = 2.0  # after a connection that lasted this many seconds, back-off restarts from its shortest wait
-# For this many seconds after its first refusal, a core may still consider the name's previous process alive.
+# A core may consider the previous process of a name alive for this many seconds after it first refused the name.
 DUPLICATE_S = 12.0
 PART_OF_AN_OUTAGE = 0.1  # wait between attempts to join, as a share of the outage's duration so far
 
@@ -49,7 +49,8 @@ PART_OF_AN_OUTAGE = 0.1  # wait between attempts to join, as a share of the outa
 class RunSession:
     """Keeps a learner in a run. Use it on one event loop only.
 
-    on_ready: called with the layout when the first anchors have arrived. stop: ends the learner with an error.
+    on_ready: called with the layout when the first anchors have arrived. stop: called with the error that ends the
+    learner.
     coder: computes the changes to the parameters.
     """
 
@@ -72,7 +73,7 @@ class RunSession:
         self._counters = counters
         self._on_ready = on_ready
         self._entered = False
-        self._said_away: set[str] = set()  # the causes of this outage that the log names
+        self._said_away: set[str] = set()  # the causes of this outage that were logged
         self._name_taken_at: float | None = None  # when the core first refused the name since the last join
         self._stop = stop
         self._clock = clock
@@ -163,8 +164,7 @@ class RunSession:
             log.warning(text, learner=name, server=address, error=self._counters.last_error)
 
     def _name_may_become_free(self, error: grpc.aio.AioRpcError) -> bool:
-        """Returns whether another process uses the name, and the first refusal was less than DUPLICATE_S seconds
-        ago."""
+        """Returns whether another process uses the name and the first refusal was less than DUPLICATE_S seconds ago."""
         if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
             return False
         now = self._clock.monotonic()
@@ -175,7 +175,7 @@ class RunSession:
     # ------------------------------------------------------------------------------ joining
 
     async def _join(self) -> None:
-        """Joins the run, and begins to fetch all newer versions."""
+        """Joins the run and begins to fetch all newer versions."""
         reply = await self._joiner.join()
         self._name_taken_at = None
         await self._joined(reply)
@@ -210,7 +210,7 @@ class RunSession:
             self._said_away.clear()
 
     def _placed(self, reply: pb.JoinReply, layout: Layout) -> list[ShardView]:
-        """Returns the shards that the Join reply names. Reuses a shard with the same address and fragments.
+        """Returns the shards that the Join reply names. Reuses each shard whose address and fragments are the same.
 
         Raises LearnerError for an address that the learner must not connect to.
         """
@@ -237,7 +237,7 @@ class RunSession:
         return shards
 
     async def _take_over(self, shards: list[ShardView]) -> None:
-        """Sets the run's shards. Sessions at other addresses continue unless the Join gave a new session."""
+        """Sets the run's shards. Running sessions at these shards continue, unless the Join gave a new session."""
         core = self.core
         gone = [shard for shard in core.shards if shard not in shards]
         core.place(shards)
@@ -257,7 +257,7 @@ class RunSession:
     # ------------------------------------------------------------------------------ sessions at the shards
 
     def _restored(self, reply: pb.JoinReply) -> None:
-        """Handles a restore of the run to a checkpoint: drops later work, and fetches every whole fragment."""
+        """Handles a restore of the run to a checkpoint: drops later work and fetches every fragment whole."""
         log.warning("the run was restored to a checkpoint: dropping later work", generation=reply.generation)
         self._coordination.restored()
         self._exchange.adopted.clear()
@@ -295,7 +295,7 @@ class RunSession:
             self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     async def _leave(self, shards: Iterable[ShardView]) -> None:
-        """Cancels the sessions at these shards, and waits until they have ended."""
+        """Cancels the sessions at these shards and waits until they have ended."""
         tasks = [self._running.pop(shard) for shard in shards if shard in self._running]
         for task in tasks:
             task.cancel()
@@ -315,12 +315,12 @@ class RunSession:
     # ------------------------------------------------------------------------------ links
 
     def _dialled(self, address: str) -> Link:
-        """Returns a link to an address from the core. Raises LearnerError if the address is invalid."""
+        """Returns a link to an address that the core sent. Raises LearnerError if the address is invalid."""
         security = self._identity.security
         return self._dial(checked_address(address, security), security, self._clock)
 
     def _dial_again(self, shard: ShardView) -> None:
-        """Replaces a shard's dead link, and also the run's link if both are the same."""
+        """Replaces a shard's dead link. If it is also the run's link, replaces that too."""
         old, shard.link = shard.link, self._redialled(shard.link)
         if self.core.link is old:
             self.core.link = shard.link

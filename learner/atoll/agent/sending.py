@@ -1,4 +1,4 @@
-"""Sends contributions. Each is encoded once, and sent until the core acknowledges or refuses it.
+"""Sends contributions. Each one is encoded once and is sent until the core acknowledges or refuses it.
 
 The learner never replaces an upload whose fate is unknown. It offers the same bytes again under the same key. The core
 answers with the list of frames that it has received, or with the receipt.
@@ -44,7 +44,7 @@ class Sender:
         fetch: Callable[[FragmentTrack], None],
         coordination: Coordination,
     ) -> None:
-        """stop: ends the learner with an error. fetch: brings a track up to date."""
+        """stop: called with the error that ends the learner. fetch: called to bring a track up to date."""
         self._core = core
         self._exchange = exchange
         self._counters = counters
@@ -55,7 +55,7 @@ class Sender:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, track: FragmentTrack, taken: Submission) -> None:
-        """Starts to send a pseudo-gradient, unless it was submitted before. Returns immediately."""
+        """Starts to send a pseudo-gradient, unless it has been submitted before. Returns immediately."""
         if taken.received:
             return
         taken.received = True
@@ -75,7 +75,7 @@ class Sender:
         task.add_done_callback(self._ended)
 
     def _left_behind(self, track: FragmentTrack, taken: Submission) -> None:
-        """Settles a pseudo-gradient that is obsolete, for example after a restore, without sending it."""
+        """Settles an obsolete pseudo-gradient, for example after a restore, without sending it."""
         log.info(
             "discarded obsolete work: the run was restored, or the contribution had ended", fragment=track.fragment
         )
@@ -117,12 +117,12 @@ class Sender:
             await self._offer(track, in_flight)
 
     async def _offer(self, track: FragmentTrack, in_flight: InFlight) -> None:
-        """Pushes until a receipt arrives, or until the contribution is no longer in flight."""
+        """Pushes a contribution until a receipt arrives or the contribution is no longer in flight."""
         once, failed = partial(self._push, track, in_flight), partial(self._failed, track, in_flight)
         await retry(self._core, track, lambda: track.in_flight is in_flight, once, failed, self._rng)
 
     async def _push(self, track: FragmentTrack, in_flight: InFlight) -> bool:
-        """Offers the contribution, and sends the frames that the core lacks. Returns whether a receipt arrived."""
+        """Offers the contribution and sends the frames that the core lacks. Returns whether a receipt arrived."""
         outstanding, offered = in_flight.taken.outstanding, track.shard.session
 
         def head() -> pb.PushHeader:
@@ -225,7 +225,7 @@ class Sender:
         self._coordination.ended(track, seq, drop=drop)
 
     def forget(self, track: FragmentTrack) -> None:
-        """Drops the contribution in flight if it is from before a restore of the run."""
+        """Drops the contribution in flight if it was taken before a restore of the run."""
         if track.in_flight is not None and track.in_flight.taken.outstanding.restores < track.restores:
             self._drop(track)
 

@@ -27,7 +27,7 @@ from atoll.transfers.call_errors import GOODBYE_S, Remedy, backoff_s, one_line, 
 log = structlog.get_logger()
 
 LOOK_S = 0.25  # seconds between checks for new progress to report
-PATIENCE_STEPS = 4.0  # the learner declines a round after this many step times, at least 1 s, without a step boundary
+PATIENCE_STEPS = 4.0  # the learner declines a round after this many step times (at least 1 s) without a step boundary
 WATCH_S = 0.5  # seconds between checks for a silent shard and for new certificates
 
 
@@ -85,7 +85,7 @@ class ShardSession:
                 self._dial_again(self._shard)
 
     def _ends_with(self, error: grpc.aio.AioRpcError | LinkLost | None = None) -> bool:
-        """Returns whether the learner must join again. Otherwise it retries this shard."""
+        """Returns whether the learner must join again. Otherwise, it retries this shard."""
         if self._shard.lost.is_set() or self._core.said_goodbye:
             return True
         if isinstance(error, grpc.aio.AioRpcError) and remedy(error) is not Remedy.TRY_AGAIN:
@@ -94,7 +94,7 @@ class ShardSession:
         return not self._shard.address and not any(shard.connected.is_set() for shard in others)
 
     async def _stay(self) -> None:
-        """Runs the Follow and Report calls until one of them ends, or the shard does not know the session."""
+        """Runs the Follow and Report calls until one of them ends or the shard does not know the session."""
         await run_until_first_ends(self.follow(), self._report(), self._shard.lost.wait(), self._watch())
 
     async def _watch(self) -> None:
@@ -137,8 +137,8 @@ class ShardSession:
         self._counters.connected = self._core.connected()
 
     def _happened(self, notification: pb.Notification, known: dict[int, int]) -> bool:
-        """Handles a notification. Returns False if the shard shuts down. known: newest known versions when the Follow
-        call began."""
+        """Handles a notification. Returns False if the shard is shutting down. known: the newest versions that were
+        known when the Follow call began."""
         shard = self._shard
         shard.log, shard.sequence = notification.log, notification.sequence
         shard.arrivals.saw(self._clock.monotonic())
@@ -209,7 +209,7 @@ class ShardSession:
             await call
 
     def _progress(self) -> pb.Progress:
-        """Returns all counters, and the adoptions and declined rounds since the last message, up to a limit."""
+        """Returns all counters and, up to a limit, the adoptions and declined rounds since the last message."""
         progress, shard = self._counters.progress(self._clock.monotonic()), self._shard
         progress.shard = shard.number
         progress.round_trip_s = shard.link.round_trip_s

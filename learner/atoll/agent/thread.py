@@ -122,7 +122,7 @@ class Agent:
         return asyncio.run_coroutine_threadsafe(self._session.lease_units(request, after_s), self._loop)
 
     def leave(self) -> None:
-        """Leaves the run if the core is connected, and ends the thread. Also works before joining."""
+        """Leaves the run if the core is connected, then ends the thread. This also works before joining."""
         self._leaving = True
         if self._loop is not None and self.failure is None:
             with contextlib.suppress(RuntimeError):  # the loop has closed
@@ -168,7 +168,7 @@ class Agent:
             self._fail(error)
 
     def _stop(self, error: Exception) -> None:
-        """Ends the learner with an error from a part of the agent."""
+        """Ends the learner with an error that a part of the agent raised."""
         self._fail(error)
         if self._main is not None:
             self._main.cancel()
@@ -202,7 +202,7 @@ class Agent:
 def _interpreter_ends() -> bool:
     """Returns whether the interpreter is ending.
 
-    Thread pools then fail, and the original error must be the last output.
+    At that time, thread pools fail, and the original error must remain the last output.
     """
     main = threading.main_thread()
     main.join(ENDING_S)

@@ -25,10 +25,10 @@ MANY = 3  # consecutive failures before a warning
 async def lease_units(
     core: CoreView, request: Callable[[], pb.LeaseUnitsRequest], after_s: float, rng: random.Random
 ) -> tuple[pb.LeaseUnitsReply, int]:
-    """Returns the reply, and the run's generation when the request was sent.
+    """Returns the reply and the run's generation when the request was sent.
 
-    request: returns the request without its session; called for each attempt. after_s: seconds to wait first. Raises
-    LearnerError if a retry cannot help.
+    request: called for each attempt; returns the request without its session. after_s: the seconds to wait first.
+    Raises LearnerError if a retry cannot help.
     """
     await asyncio.sleep(after_s)
     failures = 0

@@ -25,7 +25,7 @@ from atoll.ranks.rank_group import RankGroup
 
 
 class DeviceValues:
-    """Values as vectors on a device. See `local_parameters.Values`.
+    """A rank's values as vectors on a device. See `local_parameters.Values`.
 
     values: trainable parameters in the order of the layout's tensors, all on the coder's device.
     divisions: this rank's division of each fragment.
@@ -38,10 +38,10 @@ class DeviceValues:
         self._ranks = ranks
         self._routes = [_Routes.of(division) for division in divisions]
         self._views = ParameterViews(values, [division.pieces for division in divisions])
-        self._lost: dict[int, torch.Tensor] = {}  # by fragment: rounding error of the last write
+        self._lost: dict[int, torch.Tensor] = {}  # rounding error of the last write, by fragment
 
     def read(self, number: int) -> Callable[[], OnDevice]:
-        """Queues a copy of the parameters, and its exchange."""
+        """Queues a copy of the parameters and the exchange of this copy."""
         routes, division = self._routes[number], self._routes[number].division
         given = routes.given.collected(self._read(number))
         copied = self.coder.queued(given)
@@ -101,13 +101,13 @@ class DeviceValues:
         return vector
 
     def _pieces(self, number: int, vector: torch.Tensor) -> list[torch.Tensor]:
-        """Returns views of each piece in a local vector."""
+        """Returns a view of each piece in a local vector."""
         return list(vector.split([piece.length for piece in self._routes[number].division.pieces]))
 
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """The route between a vector and a message buffer. same: whether both are identical."""
+    """The route between a vector and a message buffer. same: whether the two are identical."""
 
     length: int
     size: int
@@ -121,7 +121,7 @@ class _Route:
         return cls(length, moves.size, same, [] if same else moves.grids())
 
     def collected(self, vector: torch.Tensor) -> torch.Tensor:
-        """Returns the message buffer, or the vector itself if both are identical."""
+        """Returns the message buffer, or the vector itself if the two are identical."""
         if self.same:
             return vector
         buffer = torch.empty(self.size, dtype=torch.float32, device=vector.device)
@@ -145,7 +145,7 @@ class _Route:
 
 @dataclass(frozen=True, slots=True)
 class _Routes:
-    """A division, with the routes between its vectors and message buffers."""
+    """A division with the routes between its vectors and message buffers."""
 
     division: Division
     given: _Route

@@ -1,7 +1,7 @@
-"""Access to a rank's parameters as float32 in host memory: to their own memory if possible, else to a copy.
+"""Access to a rank's parameters as float32 in host memory: to the parameters' own memory if possible, else to a copy.
 
-For types narrower than float32, this module keeps the rounding error of each fragment's last write, and adds it when
-the values are read. The error is therefore neither lost nor sent as work.
+For types narrower than float32, this module keeps the rounding error of each fragment's last write and adds it when the
+values are read. The error is therefore neither lost nor sent as work.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class HostMemory:
         self._lengths = [sum(piece.length for piece in pieces) for pieces in fragments]
         self._kept: dict[int, FragmentMemory] = {}
         self._staging = np.empty((2, 0), np.float32)
-        self._lost: dict[int, F32] = {}  # by fragment: rounding error of the last write
+        self._lost: dict[int, F32] = {}  # rounding error of the last write, by fragment
 
     def read(self, number: int) -> I64:
         """Returns the address of each piece's float32 values, int64 (pieces,). Call `write` after changing the values.
@@ -60,7 +60,7 @@ class HostMemory:
         return memory.addresses
 
     def write(self, number: int) -> None:
-        """Writes the values that `read` returned, and that the caller changed, to the parameters."""
+        """Writes the values at the addresses from `read`, which the caller has changed, to the parameters."""
         memory = self._memory(number)
         if not memory.staged:
             return

@@ -1,8 +1,8 @@
 """A rank's values in host memory, and their exchange with the other ranks.
 
-The code calls torch and numpy as rarely as possible, because each call releases the GIL. A busy thread releases the GIL
-only after `sys.getswitchinterval`. If the parameters are float32 and on the host, reading and writing a fragment
-release the GIL once each.
+The code calls torch and numpy as rarely as possible, because each call releases the GIL. A busy thread that acquires
+the GIL then keeps it for `sys.getswitchinterval()` seconds. If the parameters are float32 and on the host, reading and
+writing a fragment release the GIL once each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from atoll.ranks.rank_group import RankGroup
 
 
 class HostValues:
-    """Values as float32 vectors in host memory. See `local_parameters.Values`.
+    """A rank's values as float32 vectors in host memory. See `local_parameters.Values`.
 
     values: trainable parameters in the order of the layout's tensors. divisions: this rank's division of each fragment.
     """
@@ -67,7 +67,8 @@ class HostValues:
 class _Runs:
     """The runs of a local vector in a message buffer.
 
-    pieces: piece of each run. offsets: bytes from the start of the piece. rows: position in the buffer, and length.
+    pieces: the piece that contains each run. offsets: the bytes from the start of that piece to the run. rows: each
+    run's position in the buffer and its length.
     """
 
     pieces: I64
@@ -82,13 +83,13 @@ class _Runs:
         return cls(pieces, offsets, np.stack([moves.starts, moves.lengths], axis=1))
 
     def starts(self, addresses: I64) -> I64:
-        """Returns the address of each run. addresses: address of each piece."""
+        """Returns the address of each run. addresses: the address of each piece."""
         return addresses[self.pieces] + self.offsets
 
 
 @dataclass(frozen=True, slots=True)
 class _Routes:
-    """A division, with the arguments of the kernels that copy its values."""
+    """A division with the arguments of the kernels that copy its values."""
 
     division: Division
     given: _Runs

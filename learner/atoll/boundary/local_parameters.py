@@ -1,4 +1,4 @@
-"""Takes pseudo-gradients from a rank's local parameters, and adopts newer anchors.
+"""Takes pseudo-gradients from a rank's local parameters and adopts newer anchors.
 
 Only the training thread uses this module. To take a pseudo-gradient, it copies this rank's parameters and sends them to
 the owners of the frames. A worker thread encodes the pseudo-gradient later. To adopt an anchor, the owners send changes
@@ -33,25 +33,26 @@ class Values(Protocol):
 
     @property
     def coder(self) -> Coder:
-        """Encodes the values, and computes changes for `write`."""
+        """Encodes the values and computes changes for `write`."""
 
     def read(self, number: int) -> Callable[[], Any]:
-        """Begins to collect the values of a run that this rank owns. Returns a function that waits for them."""
+        """Begins to collect the values of a run that this rank owns. Returns a function that waits for the result."""
 
     def whole(self, number: int, anchor: F32) -> Any:  # noqa: ANN401 - see Coder
-        """Returns an anchor, float32 (run.length,), in the form of `read`."""
+        """Returns an anchor, float32 (run.length,), in the same form as the result of `read`."""
 
     def spread(self, number: int, values: Any) -> Callable[[], Any]:  # noqa: ANN401
         """Begins to send a run's values from this rank, which owns the run, to the ranks that hold them as parameters.
 
-        Returns a function that waits for the values of the parameters that this rank holds.
+        Returns a function that waits for, and returns, the values of the parameters that this rank holds.
         """
 
     def write(self, number: int, values: Any, *, add: bool) -> None:  # noqa: ANN401
-        """Adds values to this rank's parameters, or overwrites the parameters. values: from `spread`."""
+        """Adds the values from `spread` to this rank's parameters, or overwrites the parameters with them. values: the
+        result of `spread`."""
 
     def sum(self, one: Any, other: Any) -> Any:  # noqa: ANN401
-        """Returns the sum of two values of a run, in new memory."""
+        """Returns the sum of two vectors of a run's values, in new memory."""
 
     def forget(self) -> None:
         """Drops all references to the parameters' memory, so that it can be moved or freed."""
@@ -62,8 +63,8 @@ class LocalParameters:
 
     values: trainable parameters in the order of the layout's tensors. divisions: this rank's division of each fragment.
     anchors: the first anchor of each fragment, with the values of the frames that this rank owns.
-    keep: an adoption keeps outstanding work (True, "rebase") or drops it (False, "overwrite").
-    coder: encodes the values on the parameters' device; None: host memory is used. All ranks have a coder, or none has.
+    keep: whether an adoption keeps outstanding work ("rebase") or drops it ("overwrite").
+    coder: the coder for the parameters' device, or None to use host memory. Either all ranks have a coder or none has.
     """
 
     def __init__(
@@ -82,9 +83,9 @@ class LocalParameters:
             HostValues(values, divisions, ranks) if coder is None else DeviceValues(values, divisions, coder, ranks)
         )
         self._keep = keep
-        self._apart: dict[int, Any] = {}  # by fragment: values after the adoptions of `adopt_apart`
+        self._apart: dict[int, Any] = {}  # values after the adoptions of `adopt_apart`, by fragment
         self._begun: dict[int, _Begun] = {}  # adoptions whose values have not arrived yet
-        self.torn = False  # an exception interrupted an adoption, so model and tracks may disagree
+        self.torn = False  # an exception interrupted an adoption, so the model and the tracks may disagree
         self.tracks: list[Track] = []
         for number, (first, shape) in enumerate(zip(anchors, shapes, strict=True)):
             restores = first.fate.restores
@@ -105,7 +106,7 @@ class LocalParameters:
             self._begun[number] = _Begun(newer, keep, self._values.spread(number, self._change(newer, keep=keep)))
 
     def _own(self, newer: PreparedAnchor) -> PreparedAnchor:
-        """Returns the anchor, with this rank's adopted values if only other ranks have fetched this version again."""
+        """Returns the anchor. If only other ranks have fetched this version again, it has this rank's values."""
         track = self.tracks[newer.fragment]
         if len(newer.anchor) == track.shape.length:
             return newer
@@ -159,7 +160,7 @@ class LocalParameters:
         self._values.forget()
 
     def _change(self, newer: PreparedAnchor, *, keep: bool) -> Any:  # noqa: ANN401 - see Coder
-        """Returns what an adoption adds to the parameters (keep=True), or writes to them."""
+        """Returns what an adoption adds to the parameters (keep=True) or writes to them (keep=False)."""
         if keep:
             return self.tracks[newer.fragment].change_to(newer, self._values.coder)
         return self._values.whole(newer.fragment, newer.anchor)
@@ -172,7 +173,8 @@ class LocalParameters:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """An adoption that has begun. keep: add values to the parameters (True), or overwrite them (False)."""
+    """An adoption that has begun. keep: whether to add values to the parameters or overwrite the parameters with
+    them."""
 
     newer: PreparedAnchor
     keep: bool

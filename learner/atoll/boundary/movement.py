@@ -6,10 +6,10 @@ problems:
 
 - written: outside the optimizer's step and adoptions, most places moved by much more than the optimizer's usual step.
   For example, the program loaded weights. Clipping, projections and swapped averages move the places less.
-- undone: a step reverses all or half of an earlier adoption, and is otherwise an ordinary step. The cause is that the
-  optimizer keeps copies of the parameters: float32 master weights (undone at the first step) or averages (some steps
-  later).
-  A gradient may also reverse an adoption. `Reversal` tells the two cases apart.
+- undone: a step reverses all or half of an earlier adoption and is otherwise an ordinary step. The cause is that the
+  optimizer keeps copies of the parameters: float32 master weights (undone at the first step) or averages (undone some
+  steps later).
+  A gradient may also reverse an adoption. `Reversal` tells these two causes apart.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from atoll_wire.codec.block_kernels import F32
 from numpy.typing import NDArray
 
 HISTORY = 32  # number of steps whose sizes are remembered
-RELIABLE = 8  # number of steps before writes after a step are judged, because the first projection may be large
+RELIABLE = 8  # writes after a step are judged only after this many steps, because the first projection may be large
 WRITTEN_STEPS = 8.0  # a place that moved by more than this many usual steps was written
 ROUNDINGS = 4.0  # swapping values out and back in may change them by this many relative roundings of their type
-JUDGED_STEPS = 4.0  # an adoption is judged if it moved more than this many usual steps,
-JUDGED_PART = 0.01  # or, before the first step, more than this fraction of the values' norm,
-JUDGED_VALUES = 16  # and at least this many values, because a few may move by chance
+JUDGED_STEPS = 4.0  # an adoption is judged if it moved by more than this many usual steps,
+JUDGED_PART = 0.01  # or, before the first step, by more than this fraction of the values' norm,
+JUDGED_VALUES = 16  # and if it moved at least this many values, because a few may move by chance
 WATCHED = 16  # number of steps after an adoption that are examined
 LATER_STEPS = 3.0  # steps after the first are examined if they are larger than this many usual steps
 # Largest difference between a reversal and the adoption, relative to the adoption. FIRST_REST: before the first step.
@@ -45,7 +45,7 @@ class Reversal:
     part: smallest and largest fraction of the adoption that the step reverses.
     evidence: along the adoption, the step moves back at least this many times as far as any remembered step moved.
     rest: the rest of the step is at most this many times the largest remembered step. The rest is the step plus the
-    adoption, or in later steps, plus the reversed fraction.
+    adoption or, in later steps, the step plus the reversed fraction of the adoption.
 
     The table was measured with steps that reverse part[0] to part[1] of a judged adoption (256 values, seeds from 0):
 
@@ -57,8 +57,8 @@ class Reversal:
     Copies: 54 runs of 60 steps, with adoptions of 2, 10 and 50 %, masters under SGD and AdamW, Lookahead, float32 and
     bfloat16. Merging: pairs of learners with copies that merge only with each other. 152 of 158 reversals by masters
     meet the criteria. Lookahead's reversals are too small relative to its own steps. Honest: pairs of learners without
-    copies. 300 runs have 75 steps of SGD (one parameter, convolutions, bfloat16, float32, tied weights). 40 runs use
-    AdamW, and the core is restored from a backup. AdamW's step is then 100 times its usual step. The rest is then 0.2
+    copies. 300 runs take 75 steps of SGD (one parameter, convolutions, bfloat16, float32, tied weights). In 40 runs
+    with AdamW, the core is restored from a backup. AdamW's step is then 100 times its usual step, and the rest is 0.2
     to 10 times the adoption, vs. at most 0.34 with copies. If all steps of a model have one direction, there is no
     rest, and evidence decides.
     """
@@ -77,7 +77,8 @@ LATER = Reversal((0.4, 1.3), 4.0, 1.5)  # slow weights
 
 
 class Movement(IntEnum):
-    """A verdict on a movement, from best to worst. UNDONE: a step undid an adoption. COPIES: several steps did so."""
+    """A verdict on a movement, from best to worst. UNDONE: a step undid an adoption. COPIES: several steps undid
+    adoptions."""
 
     FINE = 0
     WRITTEN = 1
@@ -90,7 +91,7 @@ class BoundaryRows:
     """The interval from the end of a boundary to the beginning of the next, as indices of rows.
 
     before, after: rows around the optimizer's steps. If no step was seen, the whole interval is treated as one step.
-    leaving: the interval ends because the learner leaves, not because it called `step`.
+    leaving: whether the interval ends because the learner leaves, and not because it called `step`.
     """
 
     start: int
@@ -102,7 +103,8 @@ class BoundaryRows:
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """An adoption of fragments. before, after: indices of rows. reset: after a bad verdict, to the run's values."""
+    """An adoption of fragments. before, after: indices of rows. reset: whether it resets the parameters to the run's
+    values after a bad verdict."""
 
     before: int
     after: int
@@ -154,7 +156,7 @@ class MovementDetector:
     def look(self, rows: F32, happened: Sequence[BoundaryRows | Adoption]) -> Movement:
         """Returns the worst verdict on new movements. rows: float32 (rows, values). happened: the movements, oldest
         first."""
-        with np.errstate(all="ignore"):  # encoding a pseudo-gradient reports values that are not finite
+        with np.errstate(all="ignore"):  # values that are not finite raise an error when they are encoded
             return self._look(rows, happened)
 
     def _look(self, rows: F32, happened: Sequence[BoundaryRows | Adoption]) -> Movement:
@@ -216,7 +218,7 @@ class MovementDetector:
                 self._learn()
 
     def _written(self, moved: F32, values: F32, usual: F32) -> bool:
-        """Returns whether most places moved by more than allowed. moved, usual: norms per place. values: the row."""
+        """Returns whether most places moved by more than is allowed. moved, usual: norms per place. values: the row."""
         if not moved.any():
             return False
         allowed = WRITTEN_STEPS * usual + ROUNDINGS * self._rounding * self._norms(values)
@@ -229,12 +231,12 @@ class MovementDetector:
         places = np.isin(self._fragments, each.fragments)
         change = (after - before) * self._of(places)
         self._slack = self._norms(change)
-        if each.reset and self._good is not None:  # a reset moves far, but a projection afterwards does not
+        if each.reset and self._good is not None:  # a reset moves the values far, but a later projection does not
             self._slack, self._good = self._norms(after - self._good), None
         self._watch(change, places, after)
 
     def _combine(self, whole: F32, start: F32) -> None:
-        """Also watches the sum of the adoptions since the last step, because an optimizer with copies reverses it.
+        """Watches also the sum of the adoptions since the last step, because an optimizer with copies reverses it.
 
         whole: norm of the next step per place. start: the row before that step.
         """
@@ -265,9 +267,9 @@ class MovementDetector:
         return np.repeat(places, self._lengths)
 
     def _undone(self, moved: F32, whole: F32, step: F32, *, later: bool) -> tuple[Movement, F32]:
-        """Returns the verdict on a reversal, and the optimizer's step without a possible reversal.
+        """Returns the verdict on a reversal, and the optimizer's step without any reversal.
 
-        moved, whole: the change over the interval, and its norm per place. step: the optimizer's part of the change.
+        moved, whole: the change over the interval and its norm per place. step: the optimizer's part of the change.
         later: whether the change is large enough to reverse an adoption that is older than one step.
         """
         other = step  # remember only the rest of an undetected small reversal, so that reversals do not become usual

@@ -1,8 +1,8 @@
-"""Detects when other code writes the parameters: reads a few values around each optimizer step, and judges movements.
+"""Detects when other code writes the parameters: reads a few values around each optimizer step and judges movements.
 
 The watch judges movements before work that contains them is sent. On a device, rows arrive some steps later. A step
-boundary does not wait for them, but keeps back the work that it takes until `judged` reaches the boundary's number.
-With several ranks, rank 0's decision is also carried out at a later boundary, which may contain new movements.
+boundary does not wait for them. It keeps back the work that it takes until `judged` reaches its number. With several
+ranks, rank 0's decision is also carried out at a later boundary, which may contain new movements.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ NONE = -1
 
 
 class MovementWatch:
-    """Watches all optimizers of the process until `end`. Create it before joining changes the parameters."""
+    """Watches all optimizers of the process until `end`. Create it before the learner joins, because joining changes
+    the parameters."""
 
     def __init__(self, samples: ParameterSamples) -> None:
         self._samples = samples
@@ -60,7 +61,7 @@ class MovementWatch:
         self._busy = False
 
     def end(self) -> None:
-        """Stops watching, and drops all references to the parameters' memory."""
+        """Stops watching and drops all references to the parameters' memory."""
         listeners.remove(self)
         self._samples.forget()
 
@@ -69,7 +70,8 @@ class MovementWatch:
         self._samples.forget()
 
     def adopted(self, fragments: tuple[int, ...], *, reset: bool = False) -> None:
-        """Records that a step boundary or joining changed these fragments. reset: after a bad verdict."""
+        """Records that a step boundary or joining changed these fragments. reset: whether a bad verdict was the
+        reason."""
         with self._whole():
             before, self._start = self._start, self._read()
             self._happened.append(Adoption(before, self._start, fragments, reset))
@@ -77,7 +79,7 @@ class MovementWatch:
     def step(self, boundary: int) -> None:
         """Records that a step boundary begins. Starts over if the layout of the parameters' memory has changed.
 
-        boundary: its number, from 1.
+        boundary: the boundary's number, from 1.
         """
         self.boundary = boundary
         with self._whole():
@@ -105,7 +107,8 @@ class MovementWatch:
     def glance(self, *, now: bool) -> Movement:
         """Judges the movements whose rows have arrived, without waiting. Returns the verdict, or FINE if there is none.
 
-        now: also begins to judge all others. Otherwise, judging begins once there are JUDGED_TOGETHER of them.
+        now: whether to begin to judge all other movements too. Otherwise, that begins once there are JUDGED_TOGETHER of
+        them.
         """
         with self._whole():
             verdict = self._arrived()

@@ -1,7 +1,7 @@
-"""Answers rounds at a step boundary: takes a pseudo-gradient and submits it, or declines with a reason.
+"""Answers rounds at a step boundary: takes and submits a pseudo-gradient, or declines the round with a reason.
 
 A pseudo-gradient is kept back until rank 0's watch has judged the movements in it (see `movement_watch`). All ranks
-submit their parts of it at the same boundary, which rank 0 decides.
+submit their parts of it at the same boundary, which rank 0 chooses.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from atoll.stats import Counters
 
 
 class RoundAnswers:
-    """Answers rounds on one rank. submit: passes a pseudo-gradient to this rank's agent; idempotent.
+    """Answers rounds on one rank. submit: called to pass a pseudo-gradient to this rank's agent; idempotent.
 
-    log: the data units of this process's steps.
+    log: the log of the data units that this process's steps finished.
 
-    kept_back: submissions that wait for a verdict, each with the number of its boundary, in order of boundaries.
+    kept_back: submissions that wait for a verdict, each with the number of its boundary, in the order of the
+    boundaries.
 
     A signal handler may raise at any line. The next boundary first calls `hand_over`, which completes interrupted work.
     """
@@ -62,9 +63,8 @@ class RoundAnswers:
         self._exchange.declined.append(pb.Declined(fragment=due.fragment, cycle=due.cycle, reason=reason))
 
     def take(self, due: DueRound, boundary: int = 0) -> None:
-        """Takes a pseudo-gradient. boundary: number of the boundary that must be judged before `hand_over` submits it.
-
-        With 0, the pseudo-gradient is submitted immediately.
+        """Takes a pseudo-gradient. boundary: the number of the boundary that must be judged before `hand_over` submits
+        the pseudo-gradient, or 0 to submit it immediately.
         """
         self._taking = due.fragment
         self._log.forget(min(track.steps_from for track in self._local.tracks))
@@ -76,9 +76,9 @@ class RoundAnswers:
             self.hand_over()
 
     def hand_over(self, judged: int = 0) -> None:
-        """Submits what was taken at boundaries up to `judged`, even if an exception interrupted an earlier attempt.
+        """Submits the work that was taken at boundaries up to `judged`, even if an earlier attempt was interrupted.
 
-        Without a number, it only completes an earlier attempt. A verdict may have come since, which forbids the rest.
+        Without a number, it only completes an earlier attempt, because a later verdict may forbid the rest.
         """
         if self._taking is not None and all(kept.fragment != self._taking for _, kept in self.kept_back):
             self._local.tracks[self._taking].refused()  # `take` was interrupted
@@ -89,7 +89,8 @@ class RoundAnswers:
             self.kept_back.popleft()
 
     def withdraw(self, fragment: int, reason: str) -> int:
-        """Declines the round of a contribution that was kept back, if any, because its work is dropped. Idempotent.
+        """Declines the round of a contribution that was kept back, if any, because the contribution's work is dropped.
+        Idempotent.
 
         Returns the number of overwritten tokens, which are lost (see `Track.refused`).
         """

@@ -1,7 +1,7 @@
 """Recognises calls of `Learner.step` for which a gradient scaler skipped the optimizer's step.
 
-A scaler skips a step if a gradient is infinite or NaN. It then does not call the optimizer, or tells a fused optimizer
-with `found_inf` to change nothing. Calls after each micro-batch of an accumulated step look the same.
+A scaler skips a step if a gradient is infinite or NaN. It then does not call the optimizer, or it tells a fused
+optimizer to change nothing, by setting `found_inf`. Calls after each micro-batch of an accumulated step look the same.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class SkippedSteps:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._optimizers = OptimizersOf(parameters)
         self._parameters = parameters[:LOOKED_AT]
-        self._visible: bool | None = None  # None: no step was seen yet
+        self._visible: bool | None = None  # None: no step has been seen yet
         self._taken = 0  # steps that no scaler has marked, since the last call
         self._marked: list[torch.Tensor] = []  # found_inf of the other steps since the last call
         self._versions: list[int] = []
 
     def begin(self) -> None:
-        """Begins to watch. Call this after the parameters have the run's values."""
+        """Begins to watch. Call this once the parameters have the run's values."""
         self.settled()
         listeners.add(self)
 

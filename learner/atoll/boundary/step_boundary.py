@@ -1,7 +1,7 @@
-"""A rank's work between two inner steps: it takes pseudo-gradients that are due, and adopts newer anchors.
+"""A rank's work between two inner steps: it takes pseudo-gradients that are due and adopts newer anchors.
 
 Rank 0 decides, and all ranks carry out the same decisions in the same order, because this work needs collective calls.
-Each rank therefore has the same counters and tracks. In a single-process learner, a signal handler may raise at any
+All ranks therefore have the same counters and tracks. In a single-process learner, a signal handler may raise at any
 line, and the next boundary completes the work.
 """
 
@@ -32,7 +32,7 @@ log = structlog.get_logger()
 # within this time. If all learners leave at the same time, no new round opens.
 MIN_WAIT_S, WAIT_STEPS = 1.0, 4.0
 STAND_S = 1.0  # while the run is paused, ranks agree again and count the paused time at least this often
-UNWATCHED = 1 << 62  # above any boundary's number: without a watch, contributions may be sent immediately
+UNWATCHED = 1 << 62  # more than any boundary's number: without a watch, contributions may be sent immediately
 TORN = "an earlier error interrupted an adoption, so the parameters may be inconsistent: restart the learner"
 
 
@@ -43,13 +43,12 @@ class Saving(Protocol):
         """Returns SAVE if this rank asks for a checkpoint, SAVING while it writes one, else 0."""
 
     def save(self, run_tokens: int) -> None:
-        """Copies this rank's state, and begins to write it in the background. Does not raise for failures."""
+        """Copies this rank's state and begins to write it in the background. If this fails, it does not raise."""
 
 
 class StepBoundary:
-    """One rank's step boundaries. watch: None except on rank 0. failure: returns the agent's error, or None.
-
-    saving: None if the learner saves no checkpoints.
+    """One rank's step boundaries. watch: None except on rank 0. failure: a function that returns the agent's error, or
+    None. saving: None if the learner saves no checkpoints.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class StepBoundary:
     # ------------------------------------------------------------------------------ between two inner steps
 
     def step(self, tokens: int, steps: int = 1) -> float:
-        """Does the work of one boundary. Returns the seconds that it waited because the run was paused.
+        """Does the work of one boundary. Returns how many seconds it waited because the run was paused.
 
         tokens: number of this rank's training tokens in the step. steps: 1, or 0 if the optimizer's step was skipped.
         Raises LearnerError if the learner cannot continue.
@@ -246,7 +245,7 @@ class StepBoundary:
         self.seen(fragments)
 
     def _restore(self) -> None:
-        """Resets all parameters to their anchors, and drops outstanding work."""
+        """Resets all parameters to their anchors and drops outstanding work."""
         fragments = range(len(self.local.tracks))
         self._parameters.reshard()
         with self._parameters.copies.following(self._parameters.values, restart=True), self.local.moving():
@@ -280,8 +279,8 @@ class StepBoundary:
         """Sends the last pseudo-gradients, including those of fragments whose contribution in flight is merged or
         refused in time.
 
-        drain_s: limit in seconds. All ranks call this together. The model stays unchanged, because each owner adopts
-        newer anchors in a copy of the values.
+        drain_s: the time limit in seconds. All ranks call this together. The model stays unchanged, because each owner
+        adopts newer anchors in a copy of the values.
         """
         self._rounds.hand_over()
         self._ranks.finish(self._carry_out)

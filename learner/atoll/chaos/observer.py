@@ -55,7 +55,7 @@ class Observer:
         self.hits: list[KillRecord] = []
         self._learners_waiting: dict[
             str, tuple[KillRecord, int]
-        ] = {}  # name -> last kill, and incarnation before the kill
+        ] = {}  # name -> last kill and incarnation before the kill
         self._core_waiting: KillRecord | None = None
         self._core_answered_at: float | None = None
         self.status = pb.StatusReply()  # the newest answer

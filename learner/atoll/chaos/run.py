@@ -29,8 +29,8 @@ BACK_S = 120.0  # at the end, limit on the time until the core answers again
 def run_chaos(settings: ChaosSettings, out: Figures) -> None:
     """Runs a local deployment with the failures of `settings`, and prints a summary. Ctrl-C ends every child.
 
-    out: where the summary goes. If it is printed as JSON, the progress goes to standard error. Raises DemoError if a
-    process ends by itself.
+    out: where the summary goes. If the summary is printed as JSON, the progress goes to standard error. Raises
+    DemoError if a process ends by itself.
     """
     out.check()
     console = Console(stderr=out.form.is_json)
@@ -75,7 +75,7 @@ def _faults(settings: ChaosSettings, deployment: Deployment) -> list[Fault]:
 
 
 class Chaos:
-    """One run of a deployment, with failures."""
+    """One run of a deployment with injected failures."""
 
     def __init__(
         self, settings: ChaosSettings, deployment: Deployment, group: Children, observer: Observer, progress: Progress
@@ -86,12 +86,12 @@ class Chaos:
         self._observer = observer
         self._progress = progress
         self._alive: dict[str, Child] = {}
-        self._again: dict[str, tuple[float, KillRecord]] = {}  # name -> start of its next process, and the last kill
+        self._again: dict[str, tuple[float, KillRecord]] = {}  # name -> start of its next process and the last kill
         self._paused: dict[str, float] = {}  # name -> end of its pause
         self._done: list[Fault] = []
 
     def run(self, faults: list[Fault]) -> dict[str, Any]:
-        """Runs from the first start until all learners have left. Returns the summary."""
+        """Runs the deployment until all learners have left. Returns the summary."""
         for name, command in self._deployment.commands.items():
             self._alive[name] = self._group.start(name, command)
         self._wait_until_all_train()
@@ -118,7 +118,7 @@ class Chaos:
             time.sleep(TICK_S)
 
     def _strike(self, fault: Fault, elapsed: float) -> bool:
-        """Kills or pauses a process. Returns False if it is already down or paused: the caller retries later."""
+        """Kills or pauses a process. Returns False if it is already down or paused; the caller then retries later."""
         name = fault.target
         if name in self._again or name in self._paused:
             return False

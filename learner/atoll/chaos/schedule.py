@@ -56,7 +56,7 @@ def random_faults(
 ) -> list[Fault]:
     """Returns random failures with exponentially distributed intervals. A seed always gives the same failures.
 
-    mtbf_s: mean seconds between failures of any learner; 0: no failures. core_mtbf_s: the same for the core.
+    mtbf_s: mean seconds between failures of any learner, or 0 for no failures. core_mtbf_s: the same for the core.
     pauses: share of learner failures that are pauses (5 s on average) and not kills.
     """
     rng = random.Random(f"learners {seed}")  # noqa: S311 - not for security

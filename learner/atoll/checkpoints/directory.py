@@ -1,4 +1,4 @@
-"""The folders of one learner's checkpoints: their names, completeness and runs, and the deletion of old ones."""
+"""The folders of one learner's checkpoints: their names, completeness and runs, and the deletion of old folders."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ class Facts:
     """What Atoll stores with a checkpoint as JSON.
 
     optimizers: the class of each optimizer. copies: (parameter, state key) of each copy of a parameter in the
-    optimizers' state. run_tokens: the run's tokens at that step. steps: this learner's steps, including those before
-    earlier restarts. saved_at: seconds since 1970. files: size in bytes, and CRC-32C, of each file.
+    optimizers' state. run_tokens: the run's tokens when it was saved. steps: this learner's steps, including those
+    before earlier restarts. saved_at: time of the save in seconds since 1970. files: size in bytes and CRC-32C of each
+    file, by name.
     """
 
     run: RunFacts
@@ -87,7 +88,8 @@ class CheckpointDirectory:
         return self.path / f"checkpoint-{number:08}{PART}"
 
     def remove_unfinished(self) -> None:
-        """Deletes what killed processes left. Call this only while no other process can write to these folders."""
+        """Deletes the folders that killed processes left unfinished. Call this only while no other process can write to
+        these folders."""
         for number, suffix in sorted(self._folders()):
             if not suffix:
                 continue
@@ -115,7 +117,7 @@ class CheckpointDirectory:
         return found
 
     def damage(self, number: int, facts: Facts, rank: int, ranks: int) -> str:
-        """Returns which file of a checkpoint is damaged, or "". Each rank checks its share of the files."""
+        """Returns a text that names a damaged file of a checkpoint, or "". Each rank checks its share of the files."""
         try:
             for name in sorted(facts.files)[rank::ranks]:
                 if _checksum(self.folder(number) / name) != facts.files[name][1]:
@@ -156,7 +158,7 @@ class CheckpointDirectory:
         self._prune(facts.run)
 
     def discard(self, number: int) -> None:
-        """Deletes what this process wrote of a checkpoint that failed."""
+        """Deletes the folder of a checkpoint that could not be saved."""
         shutil.rmtree(self.part(number), ignore_errors=True)
 
     def _prune(self, run: RunFacts) -> None:
@@ -179,7 +181,7 @@ class CheckpointDirectory:
                 yield int(match[1]), match[2] or ""
 
     def _read(self, number: int) -> Facts | str:
-        """Returns a folder's facts, or why it cannot be used."""
+        """Returns a folder's facts, or the reason why the folder cannot be used."""
         folder = self.folder(number)
         try:
             too_large = (folder / FACTS).stat().st_size > MAX_FACTS_BYTES
@@ -195,7 +197,7 @@ class CheckpointDirectory:
 
 
 def _facts(content: bytes) -> Facts | str:
-    """Returns the facts that a file contains, or why it cannot be used."""
+    """Returns the facts that a file contains, or the reason why they cannot be used."""
     try:
         written = ANY_FORMAT_JSON.validate_json(content).format
         if written != FORMAT:
@@ -206,7 +208,7 @@ def _facts(content: bytes) -> Facts | str:
 
 
 def _of_another_run(facts: Facts, run: RunFacts) -> str:
-    """Returns why a checkpoint does not belong to a run, or ""."""
+    """Returns the reason why a checkpoint does not belong to a run, or "" if it does."""
     if facts.run.run != run.run:
         return f'it belongs to the run "{facts.run.run}", but this run is "{run.run}"'
     return "" if facts.run.layout == run.layout else "it belongs to a run with a different layout"

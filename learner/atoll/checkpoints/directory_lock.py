@@ -30,7 +30,7 @@ class DirectoryLock:
     """The lock on a folder that all ranks of one learner share, possibly over a network file system.
 
     Every rank holds the lock, because every rank writes to the folder. Rank 0 first takes the lock for itself, which
-    succeeds only if no other learner's rank holds it. Then all ranks share it. The lock ends with its process.
+    succeeds only if no other learner's rank holds it. Then all ranks share it. A process loses the lock when it ends.
     """
 
     def __init__(self, folder: Path, clock: Clock) -> None:
@@ -44,9 +44,9 @@ class DirectoryLock:
         return self._lock is not None
 
     def take(self) -> None:
-        """Makes the folder, and takes its lock for this process alone. Waits up to WAIT_S seconds for other processes.
+        """Makes the folder and takes its lock for this process alone. Waits up to WAIT_S seconds for other processes.
 
-        Raises LearnerError if the folder is in use or cannot be used. Logs a warning if there are no locks.
+        Raises LearnerError if the folder is in use or cannot be used. Logs a warning if the file system has no locks.
         """
         end, waits = self._clock.monotonic() + WAIT_S, False
         while not self._taken(shared=False):
@@ -63,7 +63,7 @@ class DirectoryLock:
                 self._lock.write(_this_process().encode())
 
     def share(self) -> None:
-        """Lets the other ranks hold the lock too. Rank 0 calls this before them. Raises LearnerError."""
+        """Lets the other ranks hold the lock too. Rank 0 calls this before they do. Raises LearnerError."""
         if self._lock is None:
             if not self._taken(shared=True):
                 raise self._in_use()

@@ -1,4 +1,5 @@
-"""When a learner saves checkpoints, and which one it restores. All ranks save and restore the same checkpoints."""
+"""Decides when a learner saves checkpoints and which one it restores. All ranks save and restore the same
+checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ Run: TypeAlias = Callable[[], RunFacts]
 class RunningSave:
     """A checkpoint that is being written. staged: the copied state, or the error that prevented the copy.
 
-    ended: done when the save has succeeded or failed. staged_s: seconds that the copy took.
+    ended: a future that is done when the save has succeeded or failed. staged_s: duration of the copy in seconds.
     """
 
     number: int
@@ -67,21 +68,22 @@ class LearnerCheckpoints:
         self._next = 1  # number of the next checkpoint, equal on all ranks
         self._steps = 0  # steps of this learner before its last restart
         self._requested = False
-        self._last_at = math.inf  # when the last checkpoint or training began
+        self._last_at = math.inf  # time at which the last checkpoint, or training, began
         self._running: RunningSave | None = None
         self._version = version("atoll")
 
     def lock(self) -> None:
-        """Makes the folder, and waits briefly until no other learner uses it. Only rank 0 calls this.
+        """Makes the folder and takes its lock, after a short wait if another learner uses it. Only rank 0 calls this.
 
         Call it before the learner joins, because joining fences off another process of this name. Raises LearnerError.
         """
         self._lock.take()
 
     def begin(self, parameters: Parameters, ranks: RankGroup, run: Run) -> None:
-        """Restores the newest readable checkpoint of this run. Call this after the parameters have the run's values.
+        """Restores the newest readable checkpoint of this run. Call this once the parameters have the run's values.
 
-        run: returns the current run; only used on rank 0. Raises LearnerError if a user's object cannot load its state.
+        run: a function that returns the current run, called only on rank 0. Raises LearnerError if a user's object
+        cannot load its state.
         """
         from atoll.checkpoints import storage  # noqa: F401, PLC0415 - slow to import, so not at the first save
 
@@ -124,7 +126,8 @@ class LearnerCheckpoints:
         return [self._learner, problem, last, found, self._lock.is_held]
 
     def _share_lock(self) -> None:
-        """Takes the lock on the other ranks too, because all write to the folder. Raises LearnerError on all ranks."""
+        """Takes the lock on the other ranks too, because all ranks write to the folder. Raises LearnerError on all
+        ranks."""
         problem = ""
         if not self._ranks.is_leader:
             self._lock = DirectoryLock(self._directory.path, self._clock)
@@ -137,7 +140,7 @@ class LearnerCheckpoints:
                 raise LearnerError(f"rank {rank}: {found}")
 
     def _restored(self, number: int, facts: Facts) -> bool:
-        """Restores a checkpoint on all ranks. Returns whether all could read it."""
+        """Restores a checkpoint on all ranks. Returns whether all ranks could read it."""
         from atoll.checkpoints import storage  # noqa: PLC0415 - slow to import
 
         folder = self._directory.folder(number)
@@ -149,7 +152,7 @@ class LearnerCheckpoints:
             restored = self._state.read(storage.SavedTensors(folder), facts)
         except StateError as error:
             problem = str(error)
-        except Exception as error:  # all ranks must learn of the error, because they would wait for this rank
+        except Exception as error:  # all ranks must learn of the error, or they would wait for this rank
             problem = f"it cannot be read ({type(error).__name__}: {first_line(error)})"
         if self._is_a_problem(folder, problem) or restored is None:
             return False
@@ -195,7 +198,7 @@ class LearnerCheckpoints:
         return SAVE if self._requested or is_due else 0
 
     def save(self, run_tokens: int) -> None:
-        """Copies the state, and begins to write it in a background thread."""
+        """Copies the state and begins to write it in a background thread."""
         from atoll.checkpoints import storage  # noqa: PLC0415 - slow to import
 
         began = self._clock.monotonic()
@@ -223,7 +226,7 @@ class LearnerCheckpoints:
         return Facts(self._run(), self._learner, self._ranks.size, run_tokens, steps, saved_at, *held, *made_by)
 
     def finish(self, run_tokens: int, timeout_s: float) -> None:
-        """Waits up to `timeout_s` seconds for a running save, and for one that was asked for in the meantime."""
+        """Waits up to `timeout_s` seconds for a running save and for one that was requested in the meantime."""
         end = self._clock.monotonic() + timeout_s
         self._wait(timeout_s)
         flags = [int(each) for each in self._ranks.gathered(str(self.flags()).encode())]
@@ -261,7 +264,7 @@ class LearnerCheckpoints:
             self._running.ended.add_done_callback(lambda _: self._lock.release())
 
     def _ended(self, save: RunningSave) -> None:
-        """Counts a save that has ended, and logs it on rank 0."""
+        """Counts a save that has ended. Rank 0 also logs it."""
         from atoll.checkpoints import storage  # noqa: PLC0415 - slow to import
 
         self._running = None

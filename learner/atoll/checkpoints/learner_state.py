@@ -1,8 +1,9 @@
-"""The state of one rank that a checkpoint holds: collects it at a step boundary, and applies it after a restart.
+"""Collects the state of one rank for a checkpoint at a step boundary, and applies it after a restart.
 
 Keys of tensors: model.NAME, copies.NAME.NUMBER (copies that the user named), optimizer.NUMBER.PATH, extra.NAME.PATH.
-A tensor under such a key is one tensor of all ranks: each rank has a part, or all have the same values. A rank's own
-tensors are under rank.NUMBER.KEY. Optimizers' state is keyed by parameter names, so that their order may change.
+A tensor under such a key belongs to all ranks: each rank has a part of it, or all ranks have the same values. A rank's
+own tensors are under rank.NUMBER.KEY. Optimizers' state is keyed by parameter names, so that the order of parameters
+may change.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from atoll.ranks.placements import local_tensor, part_of
 
 log = structlog.get_logger()
 
-Like: TypeAlias = Callable[[Path], object]  # returns the current value at a path
+Like: TypeAlias = Callable[[Path], object]  # a function that returns the current value at a path
 
 
 class HasState(Protocol):
@@ -43,7 +44,7 @@ class HasState(Protocol):
 
 @dataclass(slots=True)
 class Restored:
-    """The values read from a checkpoint. unused: why extra state is not restored, by name."""
+    """The values read from a checkpoint. unused: the reason why extra state is not restored, by name."""
 
     model: dict[str, torch.Tensor] = field(default_factory=dict)
     copies: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class LearnerState:
     # ------------------------------------------------------------------------------ saving
 
     def stage(self) -> Staged:
-        """Returns a copy of the state. Makes no collective calls. Raises StateError if it cannot be copied."""
+        """Returns a copy of the state. Makes no collective calls. Raises StateError if the state cannot be copied."""
         self._parameters.reshard()
         held = self._of_model() | {f"copies.{key}": each for key, each in self._named_copies().items()}
         tensors: dict[str, torch.Tensor] = {}
@@ -101,7 +102,7 @@ class LearnerState:
         return held
 
     def _key_of(self, name: str, like: Like) -> Callable[[Path, torch.Tensor], str]:
-        """Returns a function that names tensors. like: returns the parameter that a tensor belongs to, or None."""
+        """Returns a function that names tensors. like: a function that returns a tensor's parameter, or None."""
 
         def key(path: Path, tensor: torch.Tensor) -> str:
             inside = ".".join(map(str, (name, *path)))
@@ -117,7 +118,7 @@ class LearnerState:
     # ------------------------------------------------------------------------------ restoring
 
     def read(self, saved: SavedTensors, facts: Facts) -> Restored:
-        """Reads what this rank needs. Raises StateError if the checkpoint does not fit the model or its optimizers."""
+        """Reads the values that this rank needs. Raises StateError if they do not fit the model or its optimizers."""
         saved.open()
         reading, restored = _Reading(saved), Restored()
         self._read_model(reading, restored, facts)
@@ -143,9 +144,8 @@ class LearnerState:
         return restored
 
     def _like_present(self, each: HasState, apart: Apart, saved: SavedTensors) -> Like:
-        """Returns a function that returns the current value at a path in a user's object, which may be a DTensor.
-
-        Calls state_dict() only if the object may have DTensors, because this call starts some data loaders' workers.
+        """Returns a function that returns the current value, such as a DTensor, at a path in a user's object. Calls
+        state_dict() only if the object may contain DTensors, because this call starts some data loaders' workers.
         """
         is_sharded = any(isinstance(value, DTensor) for value in self._parameters.values)
         if is_sharded and any(saved.dtype(key).is_floating_point for _, key in apart.tensors):
@@ -153,7 +153,7 @@ class LearnerState:
         return lambda _: None
 
     def _read_model(self, reading: _Reading, restored: Restored, facts: Facts) -> None:
-        """Asks for the tensors of the model. Trainable parameters are only needed to update their copies."""
+        """Requests the tensors of the model. Trainable parameters are needed only to update their copies."""
         described, named = reading.saved.described, self._named_copies()
         for name, value in zip(self._names, self._parameters.values, strict=True):
             shape, _ = described.get(f"model.{name}", (None, None))
@@ -171,7 +171,7 @@ class LearnerState:
                 restored.copies[name] = reading.want_part(key, held)
 
     def _apart(self, saved: SavedTensors, name: str, ranks: int) -> tuple[Apart | None, str]:
-        """Returns this rank's nested state, or None and why it is missing. ranks: number of ranks in the checkpoint."""
+        """Returns this rank's nested state, or None and the reason. ranks: number of ranks in the checkpoint."""
         if f"objects.rank.0.{name}" not in saved.described:
             return None, "is not in the checkpoint"
         if ranks == self._ranks:
@@ -185,8 +185,8 @@ class LearnerState:
     def apply(self, restored: Restored, facts: Facts) -> None:
         """Sets the optimizers' state, extra state and local values. The trainable parameters keep their values.
 
-        A copy of a parameter belongs to the parameter's value in the checkpoint. The difference between this value and
-        the current one is therefore added to the copy. Raises LearnerError.
+        A saved copy of a parameter matches the parameter's saved value. The difference between the parameter's current
+        and saved values is therefore added to the copy. Raises LearnerError.
         """
         self._parameters.reshard()
         values, copies = self._parameters.values, self._parameters.copies
@@ -236,7 +236,7 @@ class LearnerState:
                 count=len(missing),
             )
 
-    # ------------------------------------------------------------------------------ both
+    # ------------------------------------------------------------------------------ saving and restoring
 
     def _named_copies(self) -> dict[str, HeldPart]:
         """Returns the copies that the user named, by NAME.NUMBER. A copy holds the same part as its parameter."""
@@ -260,14 +260,14 @@ class LearnerState:
 
 
 class _Reading:
-    """The parts of a checkpoint that this rank needs. They are collected first, and then read in one call."""
+    """The parts of a checkpoint that this rank needs. They are collected first and then read in one call."""
 
     def __init__(self, saved: SavedTensors) -> None:
         self.saved = saved
         self.wanted: dict[str, HeldPart] = {}
 
     def of(self, apart: Apart, like: Like, *, own_too: bool) -> dict[str, torch.Tensor]:
-        """Returns the tensors of a nested state, not read yet, by key.
+        """Returns the tensors of a nested state by key. Their values are not read yet.
 
         own_too: whether separate tensors of the ranks may become parts of one tensor.
         """
@@ -278,8 +278,8 @@ class _Reading:
         return found
 
     def want(self, key: str, like: object) -> torch.Tensor:
-        """Returns a tensor, not read yet. If `like` is a DTensor, the result has its placements, or is replicated if
-        the shapes differ. Otherwise, the result is whole, in host memory."""
+        """Returns a tensor whose values are not read yet. If `like` is a DTensor, the result has its placements, or is
+        replicated if the shapes differ. Otherwise, the result is a whole tensor in host memory."""
         if key not in self.saved.described:
             raise StateError(f'it lacks "{key}"')
         shape, dtype = self.saved.described[key]
@@ -288,7 +288,7 @@ class _Reading:
         return made
 
     def want_part(self, key: str, held: HeldPart) -> torch.Tensor:
-        """Returns a part, not read yet, in host memory. held: which part."""
+        """Returns a part in host memory, whose values are not read yet. held: the part to read."""
         _, dtype = self.saved.described[key]
         made = torch.empty(held.part.local_shape, dtype=dtype)
         self.wanted[key] = HeldPart(held.part, made)
@@ -323,7 +323,7 @@ def _same(saved: SavedTensors, first: Apart, other: Apart, rank: int) -> bool:
 
 
 def _state(what: str, each: HasState) -> Any:  # noqa: ANN401
-    """Returns an object's state. what: name of the method in messages. Raises StateError if the method raises."""
+    """Returns an object's state. what: the method's name in messages. Raises StateError if the method raises."""
     try:
         return each.state_dict()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Splits a nested state into tensors and the rest, and joins both again.
+"""Splits a nested state into tensors and the rest, and joins them again.
 
 torch.distributed.checkpoint stores the tensors by key. Scalars belong to the rest, which is stored as bytes that
 torch.load accepts with weights_only=True.
@@ -38,8 +38,8 @@ class StateError(Exception):
 class Apart:
     """A state without its tensors.
 
-    state: the rest, with None in place of each tensor. tensors: path and key of each tensor. what: which state this is,
-    for messages.
+    state: the rest, with None in place of each tensor. tensors: path and key of each tensor. what: the state's name in
+    messages.
     """
 
     state: Any
@@ -52,7 +52,8 @@ def take_apart(
 ) -> Apart:
     """Returns a copy of a state without its tensors. Adds the tensors to `tensors` without copying them.
 
-    what: which state this is, for messages. key_of: returns the key of the tensor at a path. Raises StateError.
+    what: the state's name in messages. key_of: a function that returns the key of the tensor at a path. Raises
+    StateError.
     """
     paths: list[tuple[Path, str]] = []
 
@@ -109,7 +110,7 @@ def at(state: object, path: Path) -> object:
 
 
 def pack(apart: Apart) -> torch.Tensor:
-    """Returns a state without its tensors as bytes, uint8 (bytes,). Raises StateError if torch.load would refuse it."""
+    """Returns a state's non-tensor part as bytes, uint8 (bytes,). Raises StateError if torch.load would refuse it."""
     packed, error = _packed({"state": apart.state, "tensors": apart.tensors})
     if error is not None:
         raise StateError(_refused(apart.state, apart.what, ())) from error
@@ -117,7 +118,7 @@ def pack(apart: Apart) -> torch.Tensor:
 
 
 def unpack(name: str, packed: torch.Tensor) -> Apart:
-    """Returns what `pack` packed. Raises StateError."""
+    """Returns the state that `pack` packed. Raises StateError if it cannot be read."""
     try:
         found = torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
         return Apart(found["state"], [(tuple(path), str(key)) for path, key in found["tensors"]], name)
@@ -126,7 +127,7 @@ def unpack(name: str, packed: torch.Tensor) -> Apart:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, or its type."""
+    """Returns the first line of an error's message, or the error's type if there is none."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
@@ -154,7 +155,7 @@ def _copy(value: object, what: str, path: Path) -> object:
 
 
 def _packed(value: object) -> tuple[bytes, Exception | None]:
-    """Returns a value as bytes that torch.load accepts, or the error if there are none."""
+    """Returns a value as bytes that torch.load accepts, or the error that prevents this."""
     file = io.BytesIO()
     try:
         torch.save(value, file)
@@ -166,7 +167,7 @@ def _packed(value: object) -> tuple[bytes, Exception | None]:
 
 
 def _refused(value: object, what: str, path: Path) -> str:
-    """Returns the message about the innermost value that cannot be packed. value: at `path`, cannot be packed."""
+    """Returns the message about the innermost value that cannot be packed. value: the value at `path`."""
     reason = f"which torch.load refuses with weights_only=True: {CURE}, or {ALLOW}"
     items: list[tuple[Any, object]] = []
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""An optimizer's state_dict with the names of parameters in place of torch's numbers, and the reverse conversion."""
+"""Replaces torch's numbers of parameters in an optimizer's state_dict by the parameters' names, and the reverse."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def groups(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> list[list[str]]:
     """Returns the names of the parameters in each group. names: the names of `parameters(optimizer)`."""
-    if len(set(names)) < len(names):  # some parameter and its copy have one name: use numbers
+    if len(set(names)) < len(names):  # a copy has the same name as its parameter: use numbers
         names = [str(number) for number in range(len(names))]
     left: Iterator[str] = iter(names)
     return [list(islice(left, len(group[PARAMS]))) for group in optimizer.param_groups]
@@ -37,7 +37,7 @@ def by_name(state: Any, names: Sequence[Sequence[str]]) -> Any:  # noqa: ANN401
 
 
 def by_number(state: Any, names: Sequence[Sequence[str]]) -> Any:  # noqa: ANN401
-    """Reverses `by_name`. names: those of the current optimizer. Raises StateError if its parameters differ."""
+    """Reverses `by_name`. names: the current optimizer's, by group. Raises StateError if its parameters differ."""
     if not _is_standard(state):
         return state
     if [sorted(group[PARAMS]) for group in state[GROUPS]] != [sorted(group) for group in names]:
@@ -50,7 +50,8 @@ def by_number(state: Any, names: Sequence[Sequence[str]]) -> Any:  # noqa: ANN40
 
 
 def load(optimizer: torch.optim.Optimizer, saved: Any, names: Sequence[Sequence[str]]) -> None:  # noqa: ANN401
-    """Sets an optimizer's state. saved: a result of `by_name`. names: those of the current optimizer's groups."""
+    """Sets an optimizer's state. saved: a result of `by_name`. names: the result of `groups` for the current
+    optimizer."""
     optimizer.load_state_dict(by_number(saved, names))
     if not _is_standard(saved):
         return

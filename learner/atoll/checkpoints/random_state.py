@@ -14,7 +14,7 @@ log = structlog.get_logger()
 
 
 class RandomState:
-    """The random generators of Python, NumPy and torch, which a learner's checkpoints can hold.
+    """The random generators of Python, NumPy and torch, which a learner's checkpoints can store.
 
     After a restart with a different number of ranks, loading does not change the generators. With a different number
     of GPUs, loading does not change the GPUs' generators.

@@ -1,4 +1,4 @@
-"""Where, when and what a learner saves: checks the arguments of the Learner."""
+"""Checks the Learner's arguments that say where, when and what it saves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from atoll.errors import LearnerError
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
-    """Where and when a learner saves. every_s: None saves only on request. extra: see Learner's `extra_state`."""
+    """Where and when a learner saves. every_s: seconds between saves, or None to save only on request. extra: see
+    Learner's `extra_state`."""
 
     directory: Path
     every_s: float | None
@@ -24,8 +25,8 @@ class CheckpointSettings:
 def checkpoint_settings(directory: object, every_s: object, extra: object) -> CheckpointSettings | None:
     """Returns the settings for a Learner's arguments, or None if it saves no checkpoints.
 
-    directory: `checkpoint_dir`. every_s: `checkpoint_every_s`. extra: `extra_state`. Raises LearnerError for values
-    that cannot work.
+    directory, every_s, extra: the arguments `checkpoint_dir`, `checkpoint_every_s` and `extra_state`. Raises
+    LearnerError for invalid values.
     """
     place, interval_s, objects = _directory(directory), _interval_s(every_s), _objects(extra)
     if place is None:

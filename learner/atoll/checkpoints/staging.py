@@ -13,7 +13,7 @@ from atoll.ranks.tensor_part import TensorPart
 
 @dataclass(frozen=True, slots=True)
 class HeldPart:
-    """The part of a tensor that this rank writes or reads. values: the part, a plain tensor."""
+    """The part of a tensor that this rank writes or reads. values: the part as a plain tensor."""
 
     part: TensorPart
     values: torch.Tensor
@@ -21,21 +21,22 @@ class HeldPart:
 
 @dataclass(slots=True)
 class Staged:
-    """A copied state. tensors: by key, in host memory. objects: the rest of each nested state by name."""
+    """A copy of a state. tensors: the tensors by key, in host memory. objects: the rest of each nested state, by
+    name."""
 
     tensors: dict[str, HeldPart] = field(default_factory=dict)
     objects: dict[str, Apart] = field(default_factory=dict)
 
 
 class Staging:
-    """Copies states one after another, and reuses the memory of earlier copies."""
+    """Copies states one after another and reuses the memory of earlier copies."""
 
     def __init__(self) -> None:
         self._memory: dict[str, torch.Tensor] = {}
 
     def copy(self, tensors: Mapping[str, HeldPart]) -> dict[str, HeldPart]:
         """Returns copies in host memory. Waits for the device."""
-        kept, self._memory = self._memory, {}  # until `returned`, because a background thread reads the memory
+        kept, self._memory = self._memory, {}  # empty until `returned`, because a background thread reads the memory
         sources = {key: held.values.detach() for key, held in tensors.items()}
         copies = {key: _memory(source, kept.pop(key, None)) for key, source in sources.items()}
         kept.clear()
@@ -47,7 +48,7 @@ class Staging:
         return {key: HeldPart(held.part, copies[key]) for key, held in tensors.items()}
 
     def returned(self, tensors: Mapping[str, HeldPart]) -> None:
-        """Takes back the memory of a copy that nothing reads any longer."""
+        """Takes back the memory of a copy that is no longer read."""
         self._memory = {key: held.values for key, held in tensors.items()}
 
 

@@ -1,10 +1,10 @@
-"""Writes and reads checkpoints with torch.distributed.checkpoint, atomically and without code in the files.
+"""Writes and reads checkpoints with torch.distributed.checkpoint. Writes are atomic, and the files contain no code.
 
-The library stores objects with pickle. Atoll therefore stores only tensors: objects are bytes that torch.load must
-accept with weights_only=True. The library's metadata file is a pickle too. `_Reader` allows only metadata classes.
+The library stores objects with pickle. Atoll therefore stores only tensors. It packs objects as bytes that torch.load
+must accept with weights_only=True. The library's metadata file is a pickle too. `_Reader` allows only metadata classes.
 
-The planners here describe each rank's parts as blocks of the whole tensors. Ranks with any other division of the
-tensors can read the blocks.
+The planners in this module describe each rank's parts as blocks of the whole tensors. Ranks with any other division of
+the tensors can read the blocks.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def start_save(
 ) -> Future[Any]:
     """Begins to write a checkpoint in a background thread. Every rank calls this.
 
-    staged: this rank's state, or the error of the copy; the save then fails on all ranks. facts: None except on
-    rank 0. group: all ranks, used by nothing else; None without torch.distributed. The returned future raises the error
-    of a failed save.
+    staged: this rank's state, or the error that prevented the copy, which makes the save fail on all ranks. facts: None
+    except on rank 0. group: a process group of all ranks that nothing else uses, or None without torch.distributed. The
+    returned future raises the error of a failed save.
     """
     save = async_save(
         {},  # the planner has the state, because the library spends tens of microseconds on each key here
@@ -71,9 +71,9 @@ def start_save(
 
 
 class SavedTensors:
-    """The tensors of a checkpoint. Each rank reads what it needs, without the other ranks.
+    """The tensors of a checkpoint. Each rank reads what it needs, independently of the other ranks.
 
-    described: shape and dtype of each tensor by key. Available after `open`.
+    described: the shape and dtype of each tensor, by key. It is available after `open`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -137,7 +137,7 @@ class _Writer(FileSystemWriter):
         return state_dict
 
     def write_data(self, plan: SavePlan, planner: Any) -> Any:  # noqa: ANN401
-        """Writes this rank's files, and then their checksums."""
+        """Writes this rank's files and then their checksums."""
         written = super().write_data(plan, planner)  # blocks until the files are written
         self._directory.record_sums(self._number, self._rank)
         return written
@@ -150,7 +150,7 @@ class _Writer(FileSystemWriter):
 
 class _SavePlanner(DefaultSavePlanner):
     """Plans the blocks of the staged state. Packs objects in the background thread. Raises the staging error on all
-    ranks. The base class lets only one rank write a block that several have."""
+    ranks. The base class lets only one rank write a block that several ranks have."""
 
     def __init__(self, staged: Staged | Exception) -> None:
         super().__init__(flatten_state_dict=False)

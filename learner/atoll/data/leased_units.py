@@ -1,4 +1,4 @@
-"""The units of one dataset that a learner has leased and not begun, and the requests for more.
+"""The units of one dataset that a learner has leased but not begun, and the requests for more units.
 
 The agent sends the requests while the model trains. The training thread waits only if no unit is left.
 """
@@ -16,7 +16,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll.data.unit_log import LeaseLog, UnitLog
 from atoll.errors import NONSENSE, LearnerError
 
-FIRST_UNITS, MOST_UNITS = 4, 512  # units in the first request, and limit on those in one request
+FIRST_UNITS, MOST_UNITS = 4, 512  # units in the first request; limit on units in one request
 PIECE_S = 0.5  # seconds of one wait; see atoll.fragments.exchange
 LONGEST_RETRY_S = 10.0
 
@@ -41,16 +41,17 @@ class Leasing(Protocol):
     def lease_units(
         self, request: Callable[[], pb.LeaseUnitsRequest], after_s: float
     ) -> Future[tuple[pb.LeaseUnitsReply, int]]:
-        """Asks for units. Returns a future: the reply, and the run's generation when the request was sent.
+        """Asks for units. Returns a future of the reply and the run's generation when the request was sent.
 
-        request: returns the request; called for each attempt. after_s: seconds to wait first.
+        request: called for each attempt; returns the request. after_s: the seconds to wait first.
         """
 
 
 class LeasedUnits:
     """A queue of leased units. Only the training thread uses it.
 
-    failure: returns the learner's error, or None. finished: whether every unit of all epochs is finished.
+    failure: a function that returns the learner's error, or None. finished: whether every unit of all epochs is
+    finished.
     """
 
     def __init__(
@@ -68,12 +69,12 @@ class LeasedUnits:
         self._failure = failure
         self._queue: deque[LeasedUnit] = deque()
         self._lease = 0
-        self._mine = LeaseLog(lag)  # of the current lease
+        self._mine = LeaseLog(lag)  # the log of the current lease
         self._generation = 0
         self._received = 0
         self._wanted = FIRST_UNITS
         self._asked: Future[tuple[pb.LeaseUnitsReply, int]] | None = None
-        self._retry_s = 0.0  # before the next request; above 0 if other learners hold all units
+        self._retry_s = 0.0  # seconds before the next request; above 0 if other learners hold all units
         self.finished = False
 
     def next(self) -> LeasedUnit | None:
@@ -110,7 +111,7 @@ class LeasedUnits:
         return not self.finished
 
     def _valid(self) -> bool:
-        """Returns whether there are units. A restore of the run to a checkpoint ends all leases."""
+        """Returns whether the queue has valid units. A restore of the run to a checkpoint ends all leases."""
         if self._queue and self._agent.run[1] != self._generation:
             self._queue.clear()
         return bool(self._queue)
@@ -130,7 +131,7 @@ class LeasedUnits:
         self._asked = self._agent.lease_units(request, self._retry_s)
 
     def _receive(self) -> None:
-        """Waits for the reply to the request, and adds its units to the queue."""
+        """Waits for the reply to the request and adds its units to the queue."""
         assert self._asked is not None, "it was asked"
         while not self._asked.done():
             if (failure := self._failure()) is not None:

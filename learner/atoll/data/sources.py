@@ -44,9 +44,9 @@ class Source(Protocol):
 class Rows:
     """Units of consecutive rows of a map-style dataset, such as a Hugging Face dataset.
 
-    rows: anything with `len()` and indexing. unit: number of rows in a unit; the last unit may have fewer. Training
-    on a unit should take a few steps. tokens: tokens in a row, if all rows have the same number. version: a text that
-    identifies the data's content; otherwise, only the number of rows is compared.
+    rows: any object that supports `len()` and indexing. unit: number of rows in a unit; the last unit may have fewer.
+    Training on a unit should take a few steps. tokens: tokens in a row, if all rows have the same number. version: a
+    text that identifies the data's content; without it, only the numbers of rows are compared.
 
     >>> source = Rows(["a", "b", "c"], unit=2)
     >>> source.units, source.samples(1), source.sample(1, 0)
@@ -82,8 +82,8 @@ class TokenFile:
     """Units of a file of tokens, which is mapped into memory. A sample is an int64 tensor of `tokens` tokens.
 
     path: a file of token IDs without a header. tokens: tokens in a sample; tokens after the last whole sample are not
-    used. unit: number of samples in a unit. dtype: type of the IDs in the file. overlap: tokens that a sample shares
-    with the next one: 1 if the loop shifts a sample to get its targets.
+    used. unit: number of samples in a unit. dtype: type of the IDs in the file. overlap: number of tokens that a sample
+    shares with the next one, such as 1 if the loop shifts a sample to get its targets.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class TokenFile:
 
     @property
     def fingerprint(self) -> bytes:
-        """A digest of the sizes and of parts of the file. It reads at most 256 KiB."""
+        """A digest of the sizes and of parts of the file. Computing it reads at most 256 KiB."""
         digest = hashlib.sha256(f"{self._length} {self._dtype} {self._tokens} {self._unit} {self._overlap}".encode())
         size = self._path.stat().st_size
         with self._path.open("rb") as file:

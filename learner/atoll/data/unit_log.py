@@ -12,8 +12,8 @@ class LeaseLog:
     """The units of one lease. Training follows the order of their ordinals.
 
     lag: number of steps between handing out a sample and training on it. handed: number of units whose last sample was
-    handed out. recent: `handed` at each of the last `lag` steps. forgotten: number of finished units without a step in
-    `steps`. steps: the step that finished each later unit, ascending.
+    handed out. recent: the value of `handed` at each of the last `lag` steps. forgotten: number of finished units
+    without a step in `steps`. steps: the step that finished each later unit, ascending.
     """
 
     lag: int
@@ -28,7 +28,7 @@ class LeaseLog:
         return self.forgotten + len(self.steps)
 
     def through(self, step: int) -> int:
-        """Returns the number of units that were finished after a step."""
+        """Returns the number of units that were finished by the end of a step."""
         return self.forgotten + bisect_right(self.steps, step)
 
 
@@ -41,7 +41,7 @@ class UnitLog:
         self._step = 0  # the newest step
 
     def open(self, lease: int, lag: int) -> LeaseLog:
-        """Adds a lease, and returns its log."""
+        """Adds a lease and returns its log."""
         log = self._leases[lease] = LeaseLog(lag)
         return log
 
@@ -66,9 +66,9 @@ class UnitLog:
             log.steps.extend([self._step] * (log.handed - log.finished))
 
     def ranges(self, after: int, upto: int) -> tuple[tuple[int, int, int], ...]:
-        """Returns the units that the steps above `after`, up to `upto`, finished: (lease, after, upto) each.
+        """Returns the units that steps `after` + 1 to `upto` finished, as (lease, after, upto) for each lease.
 
-        A range may be empty. It then tells the core that the work on earlier units is merged or dropped.
+        The range of a lease may be empty. It then tells the core that the work on earlier units is merged or dropped.
         """
         return tuple((lease, log.through(after), log.through(upto)) for lease, log in self._leases.items())
 

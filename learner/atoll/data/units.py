@@ -30,9 +30,9 @@ class Units(IterableDataset[Any]):
                 learner.step(tokens=batch.numel())
 
     A sample counts as trained after the next `Learner.step`. The `for` loop ends when no unit can be leased. Other
-    learners may then still hold units. If such a learner is lost, its units return, so `more` waits for them. A loader
-    must not drop the last batch (`drop_last=True`), and must not run in a worker process: use `loader` for worker
-    processes.
+    learners may then still hold units. If such a learner is lost, its units become available again, so `more` waits for
+    them. A loader must not drop the last batch (`drop_last=True`) and must not run in a worker process: use `loader`
+    for worker processes.
 
     epoch: the epoch of the last sample, from 0.
     """
@@ -49,7 +49,7 @@ class Units(IterableDataset[Any]):
             "fingerprint": declared.fingerprint.hex(),
         }
         self._unit: LeasedUnit | None = None  # the unit that was begun last
-        self._next = 0  # number of its next sample; 0: all its samples have a place
+        self._next = 0  # number of this unit's next sample; 0 if all its samples have places
         self._put_back: deque[Place] = deque()  # places that a loader took and did not deliver
         self.epoch = 0
 
@@ -92,7 +92,7 @@ class Units(IterableDataset[Any]):
         return dict(self._identity)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Checks that a saved state is of this dataset. Raises LearnerError otherwise."""
+        """Raises LearnerError unless a saved state belongs to this dataset."""
         if dict(state) != self._identity:
             raise LearnerError(
                 f"the saved state is of dataset {dict(state)}, but this one is {self._identity}: use the same data, "
@@ -134,7 +134,7 @@ class Units(IterableDataset[Any]):
             place.leased.log.handed = place.leased.ordinal
 
     def put_back(self, places: Iterable[Place]) -> None:
-        """Returns places that a loader took and did not deliver, in order. They come next."""
+        """Takes back places that a loader took and did not deliver, in order. They come next."""
         self._put_back.extendleft(reversed(list(places)))
 
 
@@ -148,7 +148,8 @@ def check_single(ranks: int) -> None:
 
 
 def declaration(source: Source, name: str, seed: int, epochs: int) -> pb.DatasetDeclaration:
-    """Returns a dataset as learners declare it. Raises LearnerError for arguments that are out of range."""
+    """Returns the declaration of a dataset, as learners send it. Raises LearnerError for arguments that are out of
+    range."""
     if not 0 <= seed < 1 << 64 or not 0 < epochs < 1 << 32:
         raise LearnerError(
             f"units() got seed={seed} and epochs={epochs}: pass a seed from 0 to 2**64 - 1, and 1 to 2**32 - 1 epochs"

@@ -8,9 +8,10 @@ from atoll.demo.processes import Child, Children
 
 
 class Cores:
-    """The core processes of one run. shards: number of shards, each a process. options: options of the registrar.
+    """The core processes of one run. shards: number of shards, with one process each. options: options of the
+    registrar.
 
-    all: the processes, by shard. address: HOST:PORT of the core or registrar.
+    all: the processes by shard. address: HOST:PORT of the core or registrar.
     """
 
     def __init__(self, group: Children, directory: Path, shards: int, options: list[str]) -> None:
@@ -34,7 +35,7 @@ class Cores:
         return self._directory / ("run" if number == 0 else f"run-shard-{number}")
 
     def restart(self, number: int) -> None:
-        """Kills a shard's process, and starts it again at the same address. Returns when it serves."""
+        """Kills a shard's process and starts it again at the same address. Returns when it serves."""
         child = self.all[number]
         child.kill()
         command = [word if word != "127.0.0.1:0" else self._addresses[number] for word in child.command]

@@ -37,7 +37,7 @@ KILL_AT = {  # fraction of the run's tokens, in ascending order
 
 
 def victims(settings: DemoSettings) -> list[Victim]:
-    """Returns what exists in this demo and can be killed or cut, in the order of KILL_AT."""
+    """Returns the victims that exist in this demo, in the order of KILL_AT."""
     here = {Victim.LEARNER}
     here |= {Victim.SHARD, Victim.REGISTRAR, Victim.FRONT} if settings.sharded else {Victim.CORE}
     here |= {Victim.FRONT, Victim.LINK} if settings.regions else set()
@@ -45,7 +45,8 @@ def victims(settings: DemoSettings) -> list[Victim]:
 
 
 class Kills:
-    """Kills each victim once, and starts it again. learners: changed in place. front: only with several shards."""
+    """Kills each victim once and starts it again. learners: a list that is changed in place. front: the front of
+    several shards, or None."""
 
     def __init__(
         self,

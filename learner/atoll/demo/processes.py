@@ -29,7 +29,7 @@ class DemoError(UserError):
 
 @dataclass(slots=True)
 class Child:
-    """A child process, and the command to restart it with."""
+    """A child process and the command with which to restart it."""
 
     name: str
     command: list[str]
@@ -57,8 +57,8 @@ class Children:
         self._interrupted = False  # a signal arrived while a child was being started
 
     def start(self, name: str, command: list[str], *, piped: bool = False) -> Child:
-        """Starts a command. A name can be reused after its process has ended. piped: stdout is a pipe and is not
-        logged."""
+        """Starts a command. A name can be reused after its process has ended. piped: whether stdout is a pipe, which is
+        not logged."""
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"{name}.log"
         environment = dict(os.environ, PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")

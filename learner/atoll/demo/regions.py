@@ -28,8 +28,9 @@ KINDS = {
 class Region:
     """One region.
 
-    relay, link: the process that emulates the link to the core, and its address. counts: file with the relay's byte
-    counts. front, address: the region's front, and its address. before: payload bytes counted by killed fronts.
+    relay, link: the process that emulates the link to the core, and that process's address. counts: file with the
+    relay's byte counts. front, address: the region's front and its address. before: payload bytes counted by killed
+    fronts.
     """
 
     name: str

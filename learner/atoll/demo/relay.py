@@ -34,7 +34,7 @@ class Counts:
 
 
 class Way:
-    """One direction of the link. All connections share it. open_: cleared while the link is cut."""
+    """One direction of the link. All connections share it. open_: an event that is cleared while the link is cut."""
 
     def __init__(self, bytes_per_s: float, delay_s: float, open_: asyncio.Event) -> None:
         self._bytes_per_s = bytes_per_s
@@ -77,7 +77,8 @@ class Way:
 
 
 class Relay:
-    """Relays connections to one target. target: HOST:PORT. bytes_per_s, delay_s: in each direction."""
+    """Relays connections to one target. target: HOST:PORT. bytes_per_s, delay_s: the rate limit and the delay in each
+    direction."""
 
     def __init__(self, target: str, bytes_per_s: float, delay_s: float) -> None:
         host, _, port = target.rpartition(":")

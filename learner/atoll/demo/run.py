@@ -35,7 +35,7 @@ ANSWER_S = 20.0
 def run_demo(settings: DemoSettings, out: Figures) -> None:
     """Runs the demo and prints the summary. Raises DemoError if a process fails. Ctrl-C ends every child.
 
-    out: where the summary goes. If it is printed as JSON, the progress goes to standard error.
+    out: where the summary goes. If the summary is printed as JSON, the progress goes to standard error.
     """
     settings.check()
     out.check()
@@ -118,7 +118,8 @@ def _check(learners: list[Child], *servers: Child) -> None:
 
 
 def _status(stub: rpc.OperatorStub) -> pb.StatusReply:
-    """Retries until the core answers, because a restart breaks connections. Raises DemoError after ANSWER_S seconds."""
+    """Returns the core's status. Retries until the core answers, because a restart breaks connections. Raises DemoError
+    after ANSWER_S seconds."""
     deadline = time.monotonic() + ANSWER_S
     while True:
         try:

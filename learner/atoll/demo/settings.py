@@ -74,7 +74,7 @@ class DemoSettings(Settings):
 
     @property
     def total_tokens(self) -> int:
-        """Tokens after which the run ends."""
+        """The number of tokens after which the run ends."""
         return self.steps * BATCH * CONTEXT
 
     def region(self, learner: int) -> str:
@@ -82,7 +82,7 @@ class DemoSettings(Settings):
         return region_name(learner % self.regions if self.regions else learner)
 
     def name(self, learner: int) -> str:
-        """Returns the name under which a learner joins. learner: its number, from 0."""
+        """Returns the name under which a learner joins. learner: the learner's number, from 0."""
         return f"{self.region(learner)}-{learner // self.regions + 1}" if self.regions else region_name(learner)
 
 

@@ -1,18 +1,18 @@
 """Quantises and decodes rows of blocks with torch operations, bit-identical to the kernels of `atoll_wire.codec`.
 
-Each row holds one block of 512 values. A shorter block is followed by zeros when it is quantised, and by undefined
+Each row holds one block of 512 values. A shorter block is followed by zeros when it is quantised and by undefined
 values when it is decoded. `levels` is the largest code, as in `atoll_wire.codec.block_kernels`.
 
 Bit-identity needs operations that round as on a CPU. In eager mode, each call below is a kernel of its own, so no
 product is fused with a sum. Float32 division and square roots are correctly rounded, and subnormal numbers are kept,
 because torch is built without fast math. Two rules follow:
 
-- No division by a Python number, and no Python number divided by a tensor. On a GPU, torch multiplies by a reciprocal
+- No tensor is divided by a Python number, and no Python number by a tensor. On a GPU, torch multiplies by a reciprocal
   instead, which rounds twice. Constants in divisions are therefore tensors on the device.
-- Sums are sums of integers, because the order of a sum differs between devices.
+- Only integers are summed, because the order of summation differs between devices.
 
 Learners compute anchors and their checksums on the host. A device that rounds differently could therefore change the
-codes of its own contributions, but no anchor.
+codes of its own contributions, but not an anchor.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def _near(scale: torch.Tensor) -> torch.Tensor:
 
 
 def _pairs(codes: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
-    """Returns int4 codes, two per byte, uint8 (blocks, 256). codes: uint8 (blocks, 512), of int8 codes."""
+    """Returns int4 codes, with two per byte, uint8 (blocks, 256). codes: uint8 (blocks, 512), the bytes of int8
+    codes."""
     if lengths is None:
         return codes[:, :MIDDLE] & 0xF | codes[:, MIDDLE:] << 4
     places = torch.arange(MIDDLE, device=codes.device) + ((lengths + 1) // 2)[:, None]

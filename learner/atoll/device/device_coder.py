@@ -1,11 +1,12 @@
 """Encodes and decodes on the device that holds the parameters, on a stream that runs in parallel with training.
 
-The training thread only queues a copy of the local parameters within the device. Worker threads do the rest, while the
-model trains. When a round opens, they copy the anchor to the device. Later, they compute and quantise D = A - L there,
+The training thread only queues a copy of the local parameters within the device. Worker threads do the rest while the
+model trains. When a round opens, they copy the anchor to the device. Later, they compute and quantise D = A - L there
 and copy the coded bytes to the host. To adopt an update, they copy coded bytes to the device and decode them there.
 
 The parameters are copied on the training stream. The next optimizer step may then change them immediately. If this
-module's stream read the parameters itself, training would have to wait for it, and so for the copy of the anchor.
+module's stream read the parameters itself, training would have to wait for it, and therefore for the copy of the
+anchor.
 
 Several ranks exchange values on the device. Each rank codes the frames that it owns, as a single-process learner does.
 
@@ -35,7 +36,7 @@ from atoll.device.block_layout import BlockLayout
 from atoll.fragments import segments
 from atoll.fragments.segments import Coded, FragmentShape
 
-AHEAD = 2  # limit on anchors that are copied ahead; a learner may decline a round, and then does not need the copy
+AHEAD = 2  # limit on anchors that are copied ahead; a learner that declines a round does not need the copy
 BLOCKS_PER_CALL = 1 << 15  # blocks per call of a kernel, which limits temporary memory on the device to about 200 MB
 
 
@@ -55,7 +56,7 @@ class OnDevice:
 class DeviceCoder:
     """The coder for parameters on a device. Its results are bit-identical to those of `segments`.
 
-    Worker threads call `code` and `change`, which copy memory of the host.
+    Worker threads call `code` and `change`, which copy to and from host memory.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -63,7 +64,7 @@ class DeviceCoder:
         self._torch: Any = torch.get_device_module(device)
         self._stream = self._torch.Stream(device)
         self._lock = threading.Lock()
-        self._ahead: deque[tuple[F32, torch.Tensor]] = deque(maxlen=AHEAD)  # anchors, and their copies on the device
+        self._ahead: deque[tuple[F32, torch.Tensor]] = deque(maxlen=AHEAD)  # anchors and their copies on the device
         self._last = self._torch.Event()  # after the last copy of `whole`
 
     def ahead(self, anchor: F32, shape: FragmentShape) -> Callable[[], None]:  # noqa: ARG002 - see Coder
@@ -71,7 +72,7 @@ class DeviceCoder:
         return partial(self._copy_ahead, anchor)
 
     def code(self, anchor: F32, values: OnDevice, shape: FragmentShape) -> Coded:
-        """Encodes anchor - values, and waits for the contents. Raises CodecError if a value is not finite."""
+        """Encodes anchor - values and waits for the contents. Raises CodecError if a value is not finite."""
         layout = BlockLayout.of(shape)
         with self.beside():
             vector, copy = self.await_on_stream(values), self._copied_ahead(anchor)
@@ -161,7 +162,8 @@ class DeviceCoder:
         return torch.empty(length, dtype=dtype, device="cpu", pin_memory=self.device.type != "cpu")
 
     def _coded(self, blocks: torch.Tensor, levels: int, layout: BlockLayout) -> torch.Tensor:
-        """Returns the contents of all frames in one piece, and a last byte: whether all values are finite."""
+        """Returns the contents of all frames in one piece, followed by a byte that says whether all values are
+        finite."""
         codes = torch.empty(layout.blocks, coded_bytes(BLOCK, levels), dtype=torch.uint8, device=self.device)
         scales = torch.empty(layout.blocks, dtype=torch.int16, device=self.device)
         finite = torch.ones((), dtype=torch.bool, device=self.device)

@@ -23,9 +23,9 @@ def application() -> typer.Typer:
 
 
 def run(app: typer.Typer) -> None:
-    """Runs the command line, and exits with a status of `errors.ExitStatus`.
+    """Runs the command line and exits with a status from `errors.ExitStatus`.
 
-    Prints errors that a user can fix as one line. Other errors have a traceback.
+    Prints one line for an error that the user can fix, and a traceback for any other error.
     """
     try:
         app(prog_name="atoll", auto_envvar_prefix="ATOLL")

@@ -92,7 +92,7 @@ def show_command(
 
 
 def remove_command(name: Name) -> None:
-    """Remove a context. The command removes no certificates and no token file."""
+    """Remove a context. The command does not remove the certificates or the token file."""
     known = contexts.load()
     known.named(name)
     del known.contexts[name]

@@ -26,7 +26,7 @@ class ContextError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class CoreContext:
-    """How to reach one core. server: HOST:PORT. The other fields are as the options of the same names."""
+    """The connection to one core. server: HOST:PORT. The other fields equal the options with the same names."""
 
     server: str
     tls: str | None = None
@@ -34,7 +34,7 @@ class CoreContext:
     insecure_plaintext: bool = False
 
     def options(self) -> dict[str, Any]:
-        """Returns the values that the context sets, by option."""
+        """Returns the values that the context sets, by option name."""
         return {name: value for name, value in asdict(self).items() if value}
 
 
@@ -64,7 +64,7 @@ def path() -> Path:
 
 
 def load() -> Contexts:
-    """Returns the contexts in the file; none if there is no file.
+    """Returns the contexts in the file, or no contexts if the file does not exist.
 
     Raises ContextError for an invalid file, and for a file that other users can change.
     """
@@ -83,7 +83,7 @@ def load() -> Contexts:
 def _contexts(data: Any) -> Contexts:  # noqa: ANN401 - any JSON value
     """Returns contexts from JSON values. Raises ValueError, KeyError, TypeError or AttributeError if they are invalid.
 
-    Without pydantic, because shell completion reads the file.
+    This function does not use pydantic, because shell completion calls it and must be fast.
     """
     found = Contexts(data["current"], {name: CoreContext(**each) for name, each in data["contexts"].items()})
     for name, each in found.contexts.items():
@@ -91,7 +91,7 @@ def _contexts(data: Any) -> Contexts:  # noqa: ANN401 - any JSON value
         if not (all(isinstance(text, str) for text in texts) and isinstance(each.insecure_plaintext, bool)):
             raise TypeError(f"a value of context {name!r} has the wrong type")
     if not isinstance(found.current, str):
-        raise TypeError('"current" is not a text')
+        raise TypeError('"current" is not a string')
     return found
 
 
@@ -119,7 +119,7 @@ def save(contexts: Contexts) -> None:
 
 
 def chosen(name: str | None) -> dict[str, Any]:
-    """Returns the options that a context sets. name: None for the current context, which may not exist."""
+    """Returns the options that a context sets. name: None means the current context, if there is one."""
     contexts = load()
     name = name or contexts.current
     return contexts.named(name).options() if name else {}

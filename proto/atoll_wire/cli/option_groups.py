@@ -1,7 +1,7 @@
 """Groups of options that several subcommands take: how to reach a core, and the format of the output.
 
-A group is a function whose parameters are the options. `takes` replaces an argument of a subcommand by a group, and
-passes what the group's function returns.
+A group is a function whose parameters are the options. `takes` replaces an argument of a subcommand with a group, and
+passes the result of the group's function.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Group = Callable[..., Any]
 REACH = "Connection to a core"
 DEFAULT_SERVER = "127.0.0.1:7070"
 STDOUT = Path("-")
-ORDER = ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP", "DEFAULT")  # where a value may come from, first to last
+ORDER = ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP", "DEFAULT")  # sources of a value, in order of precedence
 FROM_CONTEXT = ORDER.index("DEFAULT_MAP")
 
 
 def takes(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator for a subcommand. groups: the arguments to replace, with the group for each."""
+    """Decorator for a subcommand. groups: the group for each argument to replace."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
@@ -70,9 +70,9 @@ def described(function: Callable[..., None], options: list[inspect.Parameter]) -
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How to reach a core. servers: addresses, HOST:PORT. tls: directory of certificates; None for plain text.
+    """The connection to a core. servers: addresses, HOST:PORT. tls: directory of certificates; None for plain text.
 
-    token: empty if there is none. plaintext: whether plain text beyond loopback is allowed.
+    token: the operator's token; empty if there is none. plaintext: whether plain text beyond loopback is allowed.
     """
 
     servers: tuple[str, ...]
@@ -149,8 +149,8 @@ def core(
     token_file: TokenFile = None,
     insecure_plaintext: Plaintext = False,
 ) -> Reach:
-    """Group: one core or front. An option takes precedence over its environment variable, then over the context."""
-    first = server.split()[:1]  # ATOLL_SERVER may have several addresses, for commands that try them in turn
+    """Group: one core or front. Options take precedence over environment variables, and these over the context."""
+    first = server.split()[:1]  # ATOLL_SERVER may contain several addresses, for commands that try them in turn
     return _reach(ctx, tuple(first) or (server,), context, tls, token, token_file, insecure_plaintext)
 
 
@@ -187,7 +187,7 @@ def _reach(
     if first == "token_file" and token_file is not None:
         token = read_token(token_file)
     if _rank(ctx, "insecure_plaintext") == FROM_CONTEXT != _rank(ctx, "server"):
-        plaintext = False  # likewise
+        plaintext = False  # the same holds for this permission
     return Reach(servers, tls, token if first and token else "", plaintext)
 
 
@@ -197,7 +197,7 @@ def _rank(ctx: typer.Context, name: str) -> int:
 
 
 def read_token(path: Path) -> str:
-    """Returns the token in a file, without white space around it. Raises UserError."""
+    """Returns the token in a file, without white space around it. Raises UserError if there is no token."""
     try:
         found = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -235,7 +235,7 @@ def figures(
         typer.Option("--json", help="Write the figures to this file as JSON. -: print only JSON.", metavar="PATH"),
     ] = None,
 ) -> Figures:
-    """Group: where the figures of a measurement or forecast go."""
+    """Group: the destinations of the figures of a measurement or forecast."""
     if json != STDOUT:
         return Figures(output, json)
     if output not in {Format.TABLE, Format.JSON}:
@@ -244,12 +244,12 @@ def figures(
 
 
 def size(text: str | int) -> int:
-    """Parser of an option: a size in bytes, such as 64GiB. A default is already a number."""
+    """Parses the value of an option: a size in bytes, such as 64GiB. A default is already a number."""
     return _read(parse_size, text)
 
 
 def count(text: str | int) -> int:
-    """Parser of an option: a count, such as 12B."""
+    """Parses the value of an option: a count, such as 12B."""
     return _read(parse_count, text)
 
 

@@ -1,7 +1,7 @@
 """The output of subcommands: tables for people, and JSON for programs.
 
-JSON has one set of rules. Numbers are numbers, whatever their size. A default or empty value is present, and an absent
-value is null, as is a number that JSON lacks (NaN). Names of enum values are lower-case, as in the tables.
+JSON has one set of rules. Numbers are numbers, whatever their size. Default and empty values are present. Absent
+values, and numbers that JSON cannot represent (NaN), are null. Names of enum values are lower-case, as in the tables.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Format(StrEnum):
 def show(found: Any, form: Format, table: Callable[[], RenderableType]) -> None:  # noqa: ANN401 - any JSON value
     """Prints JSON values or a table.
 
-    found: the values, of which a list becomes one line per element in jsonl. table: called only for a table.
+    found: the values; in jsonl, each element of a list becomes one line. table: function that returns the table; called
+    only if a table is printed.
     """
     if form is Format.JSONL:
         for each in found if isinstance(found, list) else [found]:
@@ -56,7 +57,7 @@ def show(found: Any, form: Format, table: Callable[[], RenderableType]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Where the figures of a command go: to standard output in `form`, and as JSON to the file `path`, if given."""
+    """The destinations of a command's figures. form: format on standard output. path: JSON file, or None."""
 
     form: Format = Format.TABLE
     path: Path | None = None
@@ -88,14 +89,14 @@ def _write(path: Path, text: str) -> None:
 def console(form: Format = Format.TABLE) -> Console:
     """Returns a console as wide as the terminal.
 
-    In a pipe or a log, and for the format wide, it has at least WIDE columns, so that no table is cut.
+    In a pipe or a log, and in the format wide, the console is at least WIDE columns wide, so that no table is cut.
     """
     made = Console()
     return made if made.is_terminal and form is not Format.WIDE else Console(width=max(WIDE, made.width))
 
 
 def plain_table(title: str | None = None, *, show_header: bool = True) -> Table:
-    """Returns an empty table without borders, which need a quarter of 80 columns."""
+    """Returns an empty table without borders, because borders take up a quarter of 80 columns."""
     return Table(
         title=title, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=show_header,
         title_justify="left", caption_justify="left",
@@ -117,7 +118,7 @@ def columns(names: Sequence[str], narrow: Sequence[str], form: Format, rows: Ite
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> Table:
-    """Returns the names and values of one thing as a table without headers."""
+    """Returns pairs of a name and a value as a table without headers."""
     table = plain_table(show_header=False)
     for row in rows:
         table.add_row(*row)
@@ -148,13 +149,13 @@ def _data(field: Any, value: Any) -> Any:  # noqa: ANN401 - a field's descriptor
 
 
 def _enum_name(kind: Any, value: int) -> str | int:  # noqa: ANN401 - an enum's descriptor
-    """Returns FATE_MERGED of enum Fate as "merged"; the number if this version of Atoll does not know the value."""
+    """Returns a value's name, such as "merged" for FATE_MERGED of Fate, or the number of an unknown value."""
     known = kind.values_by_number.get(value)
     return known.name.removeprefix(f"{kind.name.upper()}_").lower() if known is not None else value
 
 
 def finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Returns JSON values in which numbers that JSON lacks are null."""
+    """Returns JSON values with null in place of numbers that JSON cannot represent."""
     if isinstance(value, Mapping):
         return {name: finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -31,7 +31,7 @@ def _parsed(text: str, units: Mapping[str, int], wrong: str) -> int:
 
 
 def shortest(value: int, units: Mapping[str, int]) -> str:
-    """Returns a whole value with its largest unit that leaves a whole number. units: from the smallest."""
+    """Returns a value in the largest unit in which it is a whole number. units: sizes by name, smallest first."""
     name = next(
         name for name, size in reversed(list(units.items())) if not name or (value >= size and value % size == 0)
     )

@@ -5,8 +5,8 @@ the product to an anchor rounds once on every machine, with or without a fused m
 compute bit-identical anchors.
 
 `levels` is the largest code: 7 (two codes per byte) or 127 (one code per byte). 0 stands for float32 values without
-codes. With two codes per byte, byte i of a block of n values has value i in its low half. Its high half has value
-i + (n + 1) // 2.
+codes. With two codes per byte, the low half of byte i in a block of n values contains the code of value i. The high
+half contains the code of value i + (n + 1) // 2.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
 U8: TypeAlias = NDArray[np.uint8]
 
-AHEAD, LINE = 2 * BLOCK, 16  # both in values: prefetch distance, and cache line length
+AHEAD, LINE = 2 * BLOCK, 16  # prefetch distance and cache line length, both in values
 LANES = 64  # number of parallel sums: with a single sum, each addition would wait for the previous addition
 INFINITY_BITS = np.uint32(0x7F800000)
 SMALLEST_NORMAL_BITS = np.uint32(0x00800000)
@@ -77,7 +77,7 @@ def _prefetch(_typing: Any, array: Any, _index: Any) -> Any:  # noqa: ANN401 - n
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         function = declare(builder.module, kind, "llvm.prefetch.p0i8")
-        access, locality, cache = number(0), number(3), number(1)  # to read; keep in all caches; data
+        access, locality, cache = number(0), number(3), number(1)  # for reading; kept in all caches; data cache
         builder.call(function, [builder.bitcast(at, byte), access, locality, cache])
         return context.get_dummy_value()
 
@@ -93,7 +93,7 @@ _carray: Any = numba.carray  # type: ignore[attr-defined]
 
 @kernel
 def fetch_ahead(values: F32, at: int) -> None:
-    """Prefetches the block after the next one, while a kernel works on the current block.
+    """Prefetches the block after the next one while a kernel works on the current block.
 
     at: index of the current block's first value. A prefetch beyond the end of `values` is harmless.
     """

@@ -19,7 +19,7 @@ def crc32c(data: Payload, before: int = 0) -> int:
 
 
 def joined(parts: Iterable[tuple[int, int]]) -> int:
-    """Returns the CRC-32C of concatenated byte strings. parts: CRC-32C and length in bytes of each."""
+    """Returns the CRC-32C of concatenated byte strings. parts: CRC-32C and length in bytes of each string."""
     whole = 0
     for checksum, size_bytes in parts:
         whole = _product(whole, _power_of_x(8 * size_bytes)) ^ checksum

@@ -23,12 +23,12 @@ from atoll_wire.layout.frame_spans import BLOCK, Codec, FrameSpan, Segment
 
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
-Content: TypeAlias = NDArray[np.uint8]  # uncompressed bytes of a frame: codes, then scales
+Content: TypeAlias = NDArray[np.uint8]  # uncompressed bytes of a frame: the codes, followed by the scales
 
 ZSTD_LEVEL = 1
 
 
-LEVELS = {Codec.INT8: 127, Codec.INT4: 7, Codec.FLOAT32: 0}  # the largest code; 0: values are not quantised
+LEVELS = {Codec.INT8: 127, Codec.INT4: 7, Codec.FLOAT32: 0}  # the largest code; 0 if values are not quantised
 
 
 class CodecError(ValueError):
@@ -107,7 +107,7 @@ def decode_frame(payload: Payload, span: FrameSpan, codec: Codec, out: F32) -> N
 
 
 def decode_add(payload: Payload, span: FrameSpan, codec: Codec, factors: F32, out: F32) -> None:
-    """Multiplies each segment's values by the segment's factor, and adds the products to `out`.
+    """Multiplies each segment's values by the segment's factor and adds the products to `out`.
 
     factors: float32 (len(span.segments),). out: float32 (fragment.length,), contiguous; changed in place.
     Raises FrameError if the payload does not decode to span.length values. `out` is then unchanged.

@@ -1,11 +1,11 @@
-"""Quantises blocks of values: chooses a block's scale, and computes its codes.
+"""Quantises blocks of values: chooses a block's scale and computes its codes.
 
 int8: the scale is the largest magnitude divided by 127, rounded up, so that no value is clipped.
 
 int4 has too few codes for that rule, because most values of a block are much smaller than the largest. An entropy coder
 works best if the quantisation step is proportional to the values' root mean square s. At high rates, a uniform step
 loses 0.25 bits per value vs. the rate-distortion bound (Gish and Pierce, 1968, DOI 10.1109/TIT.1968.1054193).
-`benchmarks.data_plane.kernels` measures the distance to the bound. The scale is 0.48 s, but at least an eighth of the
+`benchmarks.data_plane.kernels` measures the distance to the bound. The scale is 0.48 x s, but at least an eighth of the
 largest value, to limit clipping. Values are multiplied by 0.98 before rounding, because the mean of the values that
 share a code is below the code. Smaller codes also compress better.
 
@@ -31,9 +31,9 @@ from atoll_wire.codec.block_kernels import (
     kernel,
 )
 
-STEP = np.float32(0.48)  # times the root mean square
-EDGE = np.float32(0.125)  # times the largest value, so that 7 x scale is at least 0.85 of that value
-SMALLER = np.float32(0.98)  # factor on values before they are rounded
+STEP = np.float32(0.48)  # scale of a block, as a multiple of the root mean square
+EDGE = np.float32(0.125)  # smallest scale, as a multiple of the largest value; 7 x scale is at least 0.85 of that value
+SMALLER = np.float32(0.98)  # factor by which values are multiplied before rounding
 FINENESS = np.float32(1023.0)  # the largest integer that is squared: 512 squares fit in an int32
 SMALLEST = np.float32(2.0**-115)  # int4 blocks below this magnitude are coded as zero, to avoid overflow
 KEPT, HALF = np.uint32(0xFFF80000), np.uint32(0x00040000)  # rounds a scale to 5 significant bits, which compress well
@@ -67,7 +67,7 @@ def encode_block(values: F32, levels: int, codes: U8) -> int:
 
 @kernel
 def _largest_bits(bits: NDArray[np.int32]) -> Any:  # noqa: ANN401 - an integer of numba's
-    """Returns the bits of the largest magnitude. The loop over integers vectorises, and detects NaN and infinity."""
+    """Returns the bits of the largest magnitude. The loop over integers vectorises and detects NaN and infinity."""
     largest = np.int32(0)
     for i in range(len(bits)):
         largest = max(largest, np.int32(bits[i] & np.int32(0x7FFFFFFF)))
@@ -133,7 +133,7 @@ def _code_pairs(low: F32, high: F32, inverse: np.float32, codes: U8) -> None:
 
 @kernel
 def _cut_pairs(low: F32, high: F32, inverse: np.float32, codes: U8) -> None:
-    """Writes int4 codes like `_code_pairs`, and clips values that exceed the largest code."""
+    """Writes int4 codes like `_code_pairs`, but clips values that exceed the largest code."""
     for i in range(len(high)):
         codes[i] = np.uint8(_nibble(_cut(low[i] * inverse)) | (_nibble(_cut(high[i] * inverse)) << np.uint32(4)))
     for i in range(len(high), len(low)):

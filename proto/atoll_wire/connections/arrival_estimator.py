@@ -31,7 +31,7 @@ class ArrivalEstimator:
         self._at = now
 
     def again(self, now: float) -> None:
-        """Records that arrivals resume after a break. The break does not count as a gap. now: monotonic seconds."""
+        """Records that arrivals resume after a pause. The pause does not count as a gap. now: monotonic seconds."""
         self._at = now
 
     def _learn(self, gap_s: float) -> None:

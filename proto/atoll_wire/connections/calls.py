@@ -1,4 +1,4 @@
-"""The error of calls whose connection was closed, and the only way to open a streaming call.
+"""The error of calls whose connection was closed, and the only function that may open a streaming call.
 
 A streaming call is open, and counted as open, until it ends or its `with` block ends. A call that is neither read nor
 cancelled stays open on both sides, and a connection has room for only a few calls. If a task is cancelled, gRPC cancels
@@ -90,7 +90,7 @@ def open_calls() -> Counter[str]:
 
 
 def count_by_method(methods: Iterable[str]) -> Counter[str]:
-    """Returns the number of calls by method, with 0 for missing methods of ALWAYS_COUNTED."""
+    """Returns the number of calls by method, with 0 for methods of ALWAYS_COUNTED that have no calls."""
     found = Counter(dict.fromkeys(ALWAYS_COUNTED, 0))
     found.update(methods)
     return found

@@ -14,7 +14,7 @@ from atoll_wire.connections.calls import LinkLost
 from atoll_wire.process.clock import Clock
 
 IDLE_S = 30.0  # seconds without a call after which a connection is closed
-UNBOUNDED = 1 << 16  # above the number of learners of any core
+UNBOUNDED = 1 << 16  # larger than the number of learners of any core
 
 
 class Closing(Protocol):
@@ -26,7 +26,7 @@ class Closing(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """A channel and its stub. busy: number of current calls. used_at: monotonic seconds when the last call ended."""
+    """A channel and its stub. busy: number of current calls. used_at: end of the last call, in monotonic seconds."""
 
     stub: Any
     channel: Any
@@ -35,9 +35,9 @@ class Connection:
 
 
 class ConnectionPool:
-    """A pool of connections. dial: opens a connection and returns its stub and channel.
+    """A pool of connections. dial: function that opens a connection and returns its stub and channel.
 
-    share: calls per connection before the pool opens another connection. most: limit on open connections. fewest:
+    share: number of calls per connection before the pool opens another one. most: limit on open connections. fewest:
     number of connections that stay open when idle. With more than `share` times `most` calls, connections carry more
     than their share.
     """
@@ -79,7 +79,7 @@ class ConnectionPool:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[Connection]:
-        """Context manager that lends a connection for one call. Raises LinkLost on a closed pool."""
+        """Context manager that lends a connection for one call. Raises LinkLost if the pool is closed."""
         connection = self.take()
         try:
             yield connection

@@ -35,10 +35,9 @@ async def upload(
 ) -> pb.Receipt | None:
     """Offers a contribution and sends the frames that the core lacks. Returns the receipt, if one arrived.
 
-    head: returns the header; called when it is this contribution's turn. messages: encoded frames by number.
-    sent: called with the number of each frame that was passed to gRPC. known: whether the core should already have
-    all frames.
-    Raises AioRpcError and LinkLost.
+    head: function that returns the header; called at this contribution's turn. messages: encoded frames by number.
+    sent: function called with the number of each frame that was passed to gRPC. known: whether the core should already
+    have all frames. Raises AioRpcError and LinkLost.
     """
     # This wait may be long. The offer is sent afterwards, so that the core reserves no space during the wait.
     carrier = None if known else await link.up.take()
@@ -115,7 +114,7 @@ class _Streams:
             task.add_done_callback(self._ended)
 
     async def end(self) -> None:
-        """Cancels all streams, and waits until they have ended."""
+        """Cancels all streams and waits until they have ended."""
         if self._carrier is not None:
             self._link.up.give(self._carrier)
         for task in self._tasks:
@@ -173,7 +172,7 @@ class _Streams:
             await self._carry(carrier, deque([] if index in self._received else [index]))
 
     async def _carry(self, carrier: Connection, frames: deque[int]) -> None:
-        """Runs a stream: sends frames until none is left, and reads acknowledgements.
+        """Runs a stream: sends frames until none are left, and reads acknowledgements.
 
         Raises AioRpcError and LinkLost.
         """
@@ -211,7 +210,7 @@ class _Streams:
         mine: set[int],
         moved: Callable[[], None],
     ) -> None:
-        """Sends frames until none is left or the call ends. `_hear` raises the call's error."""
+        """Sends frames until none are left or the call ends. `_hear` raises the call's error."""
         with tolerate_ended_call():
             await call.write(pb.PushRequest(header=self._header))
             while frames:
@@ -251,7 +250,7 @@ OnFrame: TypeAlias = Callable[[pb.FetchHeader, WireFrame | pb.Frame], None]
 async def download(link: Link, request: pb.FetchRequest | pb.ReadRequest, wanted: Sequence[int], took: OnFrame) -> bool:
     """Fetches frames of an update or a fragment, each once and in any order. Raises AioRpcError and LinkLost.
 
-    wanted: frame indices, ascending. took: called with each received frame and the header of the frame's stream.
+    wanted: frame indices, ascending. took: function called with each received frame and the header of its stream.
     Received frames stay valid if the download fails later, and another call can fetch the missing frames. Returns False
     if a stream broke the protocol.
     """

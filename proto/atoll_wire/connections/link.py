@@ -23,7 +23,7 @@ ATOLL_STATUS = (("atoll-status", "1"),)  # trailing metadata of every status tha
 CORE_AWAY = "atoll-core-away-bin"  # trailing metadata of a front's status: the address of a core that did not answer
 QUICK_CALLS = 48  # limit on quick calls per connection; a server allows 64 calls
 MAX_CARRIERS = 64  # limit on connections that each carry a single stream
-DEAD_S = 20.0  # a closing link cancels calls that moved no frame for this many seconds; a float32 frame has 2 MiB
+DEAD_S = 20.0  # a closing link cancels calls that moved no frame for this many seconds; a float32 frame takes 2 MiB
 
 OPTIONS = [
     ("grpc.max_receive_message_length", REPLY_BYTES),
@@ -69,7 +69,7 @@ def is_unreachable(error: grpc.RpcError) -> bool:
 
 
 def is_connection_lost(error: grpc.RpcError) -> bool:
-    """Returns whether a call failed because its connection broke, not with a status that a core or a front set."""
+    """Returns whether a call failed because its connection broke, and not with a status from a core or a front."""
     return error.code() is grpc.StatusCode.UNAVAILABLE and not is_atoll_status(error)
 
 
@@ -110,11 +110,12 @@ class Transfers:
 
 
 class Link:
-    """The connections to one address, by use.
+    """The connections to one address, grouped by use.
 
-    quick: for calls that must not wait behind frames. offers: for the control calls of uploads. carriers: for streams
-    that need their own connection. up: for the frames of uploads. down: for the frames of fetches. keepalive: whether
-    quick connections send frequent pings, which detect a dead connection early. metadata: sent with readers' calls.
+    quick: connections for calls that must not wait behind frames. offers: connection for the control calls of uploads.
+    carriers: connections that each carry a single stream. up, down: connections for the frames of uploads and of
+    fetches. keepalive: whether quick connections send frequent pings, which detect a dead connection early. metadata:
+    metadata of readers' calls.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class Link:
 
 
 async def close_gracefully(link: Link) -> None:
-    """Ends the quick calls immediately, and closes the link when its transfers have ended."""
+    """Ends the quick calls immediately and closes the link when its transfers have ended."""
     link.up.give_up()
     link.down.give_up()
     await link.quick.close()

@@ -19,7 +19,7 @@ from atoll_wire.messages import frame_messages
 from atoll_wire.process.clock import Clock
 
 MIN_CONNECTIONS = 1
-FAR_CONNECTIONS = 8  # first number of connections if round trips are long; then more are tried
+FAR_CONNECTIONS = 8  # initial number of connections if round trips are long; more are tried later
 MAX_CONNECTIONS = 32
 SLOTS = 2  # concurrent calls per connection: one call sends frames while the other waits for its answer
 FAR_S, ANSWERS = 0.01, 8  # a link is long if each of the last ANSWERS round trips took at least FAR_S seconds
@@ -116,7 +116,7 @@ class TransferProgress:
 class ParallelConnections:
     """The connections for frames in one direction to one address.
 
-    dial: opens a connection, and returns its stub and channel.
+    dial: function that opens a connection and returns its stub and channel.
     """
 
     def __init__(self, dial: Callable[[], tuple[Any, Closing]], clock: Clock) -> None:

@@ -56,7 +56,7 @@ class FrameSpan:
 
     @cached_property
     def blocks(self) -> int:
-        """The number of blocks. Each block has its own scale, and belongs to a single segment."""
+        """The number of blocks. Each block has its own scale and belongs to a single segment."""
         return sum(-(-segment.length // BLOCK) for segment in self.segments)
 
     @cached_property

@@ -78,7 +78,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class FragmentLayout:
-    """Parameters that are synchronised together: pieces, concatenated to a vector of `length` values."""
+    """Parameters that are synchronised together: pieces that are concatenated into a vector of `length` values."""
 
     index: int
     length: int
@@ -105,8 +105,8 @@ class FragmentLayout:
 class FrameRun:
     """Consecutive frames of one fragment, with their values as one vector. One rank of a learner handles them.
 
-    first: number of the first frame. offset: start of the run's vector in the fragment's vector. frames: with offsets
-    in the run's vector, and with their numbers in the fragment.
+    first: number of the first frame. offset: start of the run's vector in the fragment's vector. frames: the frames,
+    with offsets in the run's vector and numbers in the fragment.
     """
 
     fragment: FragmentLayout
@@ -126,7 +126,7 @@ class Layout:
 
     @property
     def runs(self) -> list[FrameRun]:
-        """All frames of each fragment."""
+        """All frames of each fragment, as one run per fragment."""
         return [fragment.whole for fragment in self.fragments]
 
     @property
@@ -145,7 +145,7 @@ class _Cut:
 
 
 def plan(tensors: Sequence[TensorSpec], fragments: int) -> Layout:
-    """Returns a layout of these tensors. fragments: number of fragments; 0: 24, or the most without an empty fragment.
+    """Returns a layout of these tensors. fragments: number of fragments; 0: 24, or fewer if a fragment would be empty.
 
     Raises LayoutError for too many fragments, a model without parameters, duplicate names, and dtypes not in DTYPES.
     """
@@ -193,7 +193,7 @@ def first_difference(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -
 
 
 def remedy(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> str:
-    """Returns what the user of a different model can do. ours: the run's tensors. theirs: the learner's tensors."""
+    """Returns the fix for the user of a different model. ours: the run's tensors. theirs: the learner's tensors."""
     known, given = {t.name: t for t in ours}, {t.name: t for t in theirs}
     if outer := _prefix(given, known):
         return f'share only the submodule "{outer}"; with Lightning, pass AtollCallback(module="{outer}")'
@@ -209,7 +209,7 @@ def remedy(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -> str:
 
 
 def _prefix(longer: Collection[str], shorter: Collection[str]) -> str:
-    """Returns the name of the module that all `longer` names have before the `shorter` ones, or "" if they differ."""
+    """Returns the module name that precedes each `shorter` name in `longer`, or "" if there is no such name."""
     if not longer or len(longer) != len(shorter):
         return ""
     head, first = next(iter(longer)), next(iter(shorter))
@@ -323,7 +323,7 @@ def _lay(index: int, tensors: Sequence[TensorSpec], cuts: Sequence[_Cut]) -> Fra
 
 
 def _frames(pieces: Sequence[Piece]) -> tuple[FrameSpan, ...]:
-    """Packs small whole pieces together and cuts large pieces. A frame never has parts of two cut pieces."""
+    """Packs small whole pieces together and cuts large pieces. A frame never contains parts of two cut pieces."""
     groups: list[list[Segment]] = []
     room = 0
     for number, piece in enumerate(pieces):

@@ -40,7 +40,7 @@ SUFFIX = ".safetensors"
 WHOLE = "model.safetensors"  # the only file of a small model's folder
 INDEX = "model.safetensors.index.json"
 
-TensorHead = tuple[str, str, Sequence[int]]  # a tensor's name, its type in the format ("BF16"), its shape
+TensorHead = tuple[str, str, Sequence[int]]  # a tensor's name, its type in the format ("BF16"), and its shape
 
 
 class Sink(Protocol):
@@ -90,7 +90,7 @@ def header_length(head: bytes, size: float) -> int:
 
 
 def parse_header(text: bytes, size: float) -> TensorHeader:
-    """Reads a header, and checks every offset. size: the file's size, infinite if unknown.
+    """Reads a header and checks every offset. size: the file's size; infinite if unknown.
 
     Raises ValueError for an invalid header.
     """

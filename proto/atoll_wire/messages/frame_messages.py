@@ -1,8 +1,8 @@
 """Reads and writes the frames of `PushRequest` and `FetchReply` by hand, without copies.
 
-Both message types have `Frame`s as field 2. The sender encodes a frame once for all receivers, in protobuf's format.
-Encoded frames can be concatenated into one message. This module reads such messages as views of their bytes, and leaves
-messages in any other form to protobuf.
+In both message types, field 2 contains `Frame`s. The sender encodes a frame once for all receivers, in protobuf's
+format. Encoded frames can be concatenated into one message. This module reads such messages as views of their bytes,
+and leaves messages in any other form to protobuf.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TENSORS = 100_000  # limit on tensors in one JoinRequest
 FRAMES_PER_MESSAGE = 4  # limit on frames in one message; each message has a fixed cost
 FRAME = 0x12  # field 2, a message: `frames` of PushRequest and FetchReply
 INDEX, CRC32C, PAYLOAD = 0x08, 0x15, 0x1A  # fields 1 to 3 of Frame: a varint, four bytes, bytes
-OUTER, READER = "Outer", "Reader"  # services
+OUTER, READER = "Outer", "Reader"  # names of the services
 CHECKSUM = struct.Struct("<I")
 
 
@@ -71,12 +71,12 @@ def serialise(message: Sent) -> bytes:
 
 
 def push_request(message: bytes) -> Pushed:
-    """Parses a PushRequest, as gRPC's deserialiser. Raises DecodeError for a malformed message."""
+    """Parses a PushRequest in place of gRPC's deserialiser. Raises DecodeError for a malformed message."""
     return _read(message) or pb.PushRequest.FromString(_few_fields(message))
 
 
 def fetch_reply(message: bytes) -> Fetched:
-    """Parses a FetchReply, as gRPC's deserialiser. Raises DecodeError for a malformed message."""
+    """Parses a FetchReply in place of gRPC's deserialiser. Raises DecodeError for a malformed message."""
     return _read(message) or pb.FetchReply.FromString(_few_fields(message))
 
 
@@ -86,7 +86,7 @@ def frames_in(message: Pushed | Fetched) -> Sequence[WireFrame | pb.Frame]:
 
 
 def count_fitting(sizes: Iterable[int], most: int = FRAMES_PER_MESSAGE) -> int:
-    """Returns how many of the next frames fit into a message of one piece; at least one. sizes: in bytes."""
+    """Returns how many of the next frames fit into a message of one piece; at least one. sizes: sizes of the frames."""
     count = total = 0
     for size in islice(sizes, most):
         total += size
@@ -109,7 +109,7 @@ def _read(message: bytes) -> FrameBatch | None:
 
 
 def join_request(message: bytes) -> pb.JoinRequest:
-    """Parses a JoinRequest, as gRPC's deserialiser.
+    """Parses a JoinRequest in place of gRPC's deserialiser.
 
     Raises DecodeError for a malformed message, and for more than TENSORS tensors.
     """
@@ -196,7 +196,7 @@ def _varint(value: int) -> bytes:
     return bytes(found)
 
 
-READERS = {"Push": push_request, "Join": join_request}  # deserialisers of requests
+READERS = {"Push": push_request, "Join": join_request}  # deserialisers of requests, by method
 
 
 class _Pushing:
@@ -249,7 +249,7 @@ class FrameStub(rpc.OuterStub):
     """The generated stubs of Outer and Reader, with variants of Push, Fetch, Read and Join for large messages."""
 
     def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...] = ()) -> None:
-        """metadata: sent with readers' calls."""
+        """metadata: metadata of readers' calls."""
         super().__init__(channel)  # type: ignore[no-untyped-call]
         push: Any = channel.stream_stream("/atoll.v1.Outer/Push", response_deserializer=pb.PushReply.FromString)
         fetch: Any = channel.unary_stream("/atoll.v1.Outer/Fetch", request_serializer=pb.FetchRequest.SerializeToString)
@@ -267,7 +267,7 @@ class FrameStub(rpc.OuterStub):
 def serve(servicer: rpc.OuterServicer | rpc.ReaderServicer, server: grpc.aio.Server, service: str = OUTER) -> None:
     """Adds a service to a server, with this module's readers and writers. service: OUTER or READER.
 
-    Call this instead of the generated function. If a server has both handlers, the gRPC version decides which one runs.
+    Call this instead of the generated function. If a server has both handlers, gRPC's version decides which one runs.
     """
     handlers = {}
     for method in pb.DESCRIPTOR.services_by_name[service].methods:

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 PART_BYTES = 264 << 10  # one piece holds a frame in int4, the default codec
 MESSAGE_BYTES = PART_BYTES + (8 << 10)  # the largest message that a server accepts by default
-REPLY_BYTES = 16 << 20  # the largest reply, in one or more pieces: a float32 frame has 2 MiB
+REPLY_BYTES = 16 << 20  # the largest reply, in one or more pieces: a float32 frame takes 2 MiB
 PART, MORE = 0x72, b"\x78\x01"  # field 14, bytes; field 15, true
 
 

@@ -1,4 +1,4 @@
-"""The file of a run's published model, which exports and readers write with the same bytes.
+"""The file of a run's published model. Exports and readers write identical files.
 
 Start with `model_file`. `fixed_values` describes the tensors that training does not change.
 

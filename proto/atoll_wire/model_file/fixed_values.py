@@ -1,7 +1,7 @@
 """The fixed values of a run: everything in the model's file that training does not change, as one safetensors file.
 
-The file has the tensors of the initial parameters in the same order. Trained tensors are empty in it, because readers
-fetch their values as fragments. The metadata describes the trained tensors. Readers fetch the file in frames of
+The file contains the tensors of the initial parameters in the same order. Its trained tensors are empty, because
+readers fetch their values as fragments. The metadata describes the trained tensors. Readers fetch the file in frames of
 FRAME_BYTES.
 """
 
@@ -41,7 +41,7 @@ def frame_count(size_bytes: int) -> int:
 
 
 class FixedFrames:
-    """The fixed values of a run, cut into frames. size_bytes: of the whole file. initial: must stay open."""
+    """The fixed values of a run, cut into frames. size_bytes: the file's size. initial: must stay open."""
 
     def __init__(self, layout: Layout, initial: InitialTensors) -> None:
         owners = owners_of(layout)
@@ -87,7 +87,7 @@ class FixedValues:
 
     @classmethod
     def read(cls, content: NDArray[np.uint8]) -> FixedValues:
-        """Reads the file: uint8 (bytes,). Raises TensorFileError if the file is invalid."""
+        """Reads the file. content: uint8 (bytes,). Raises TensorFileError if the file is invalid."""
         size = len(content)
         try:
             base = LENGTH_BYTES + header_length(content[:LENGTH_BYTES].tobytes(), size)
@@ -105,7 +105,7 @@ class FixedValues:
 
 
 def _sound(tensors: list[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Returns the tensors. Raises ValueError for values of wrong types, because another process sent them."""
+    """Returns the tensors as a tuple. Raises ValueError for values of wrong types, which another process sent."""
     for tensor in tensors:
         texts: tuple[Any, ...] = (tensor.name, tensor.dtype, *tensor.tied_names)
         if not all(type(text) is str for text in texts):

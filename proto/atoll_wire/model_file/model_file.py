@@ -1,6 +1,6 @@
 """Writes the published model as a safetensors file for `load_state_dict`.
 
-The file lacks the same frozen parameters as the initial parameters. If it lacks none, `strict=True` works. Trainable
+The file lacks the frozen parameters that the initial parameters lack. If there are none, `strict=True` works. Trainable
 tensors are written in the model's own types, and tied tensors are written once for each name. Frozen tensors and
 buffers keep their values from the initial parameters. The metadata names the run, its generation and the version of
 each fragment, and lists unshared tensors, buffers and missing frozen parameters.
@@ -65,7 +65,7 @@ def write_model(
 ) -> int:
     """Writes the whole published model. Returns the file's size in bytes.
 
-    states: one per fragment, by number. run: None if the values are not those of a run, as after a changed replay.
+    states: one version per fragment, by number. run: the run of the values; None after a replay with other settings.
     """
     owners = owners_of(layout)
     heads = heads_of(layout, initial)
@@ -81,7 +81,7 @@ def write_model(
 
 
 def owners_of(layout: Layout) -> dict[str, int]:
-    """Returns the index in the layout of each trainable tensor, by each of its names."""
+    """Returns each trainable tensor's index in the layout, by each of the tensor's names."""
     return {name: index for index, t in enumerate(layout.tensors) for name in (t.name, *t.tied_names)}
 
 
@@ -101,7 +101,7 @@ def heads_of(layout: Layout, initial: InitialTensors) -> list[TensorHead]:
 def metadata_of(
     layout: Layout, initial: InitialTensors, versions: Mapping[int, int], run: RunId | None
 ) -> dict[str, str]:
-    """Returns the metadata of the model's file. versions: by fragment. run: see `write_model`."""
+    """Returns the metadata of the model's file. versions: version of each fragment. run: see `write_model`."""
     metadata = {"format": "pt"}
     if run is not None:
         metadata |= {RUN: run.run, GENERATION: str(run.generation)}

@@ -1,4 +1,4 @@
-"""Exports to Prometheus when a process's certificates expire."""
+"""Exports the expiry times of a process's certificates to Prometheus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll_wire.security.transport import AUTHORITY, CERTIFICATE, TransportSecur
 
 
 def expiry_times(security: TransportSecurity) -> dict[str, float]:
-    """Returns the Unix time at which each certificate file in use expires. Empty for plain text.
+    """Returns the Unix time at which each certificate file in use expires. The result is empty for plain text.
 
     A bundle of authorities expires with its last authority. Raises TransportSecurityError if no files can be used.
     """
@@ -30,7 +30,7 @@ def _expires(certificate: x509.Certificate) -> float:
 
 
 class CertificateExpiry(Collector):
-    """Exports one gauge per certificate file, without labels of the process. times: returns Unix times by file."""
+    """Exports one gauge per certificate file, without process labels. times: function that returns times by file."""
 
     def __init__(self, times: Callable[[], Mapping[str, float]]) -> None:
         self._times = times

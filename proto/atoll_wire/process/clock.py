@@ -1,4 +1,4 @@
-"""The clock of cores, fronts and agents. They get the clock as an argument, so that tests can replace it."""
+"""The clock of cores, fronts and agents. These processes get the clock as an argument, so that tests can replace it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Clock(Protocol):
     """Two clocks. Use `monotonic` for durations and deadlines, and `wall` for times that are displayed or stored."""
 
     def monotonic(self) -> float:
-        """Returns the seconds since an arbitrary moment. The value never decreases, and has no meaning elsewhere."""
+        """Returns the seconds since an arbitrary moment of this machine. The value never decreases."""
 
     def wall(self) -> float:
         """Returns the seconds since 1970 from the machine's clock, which may jump."""

@@ -12,11 +12,11 @@ class FileLock:
     """A lock on an open file. It ends with this process, because forked children do not keep it."""
 
     def __init__(self, descriptor: int) -> None:
-        """descriptor: of a locked file. Call `locked` instead."""
+        """descriptor: descriptor of a locked file. Use the function `locked` instead of this constructor."""
         self._descriptor = descriptor
 
     def share(self) -> None:
-        """Turns an exclusive lock into a shared one. Raises BlockingIOError if another process takes the file first."""
+        """Turns an exclusive lock into a shared one. Raises BlockingIOError if another process locks the file first."""
         fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def write(self, content: bytes) -> None:

@@ -1,6 +1,6 @@
-"""Turns everything that Python writes to stderr into one JSON object per line: warnings, tracebacks, other loggers.
+"""Turns Python's output to stderr (warnings, tracebacks, other loggers) into one JSON object per line.
 
-Only native code can still write text, for example a C++ library, or Python when it crashes.
+Only native code can still write text: for example, a C++ library, or the interpreter during a crash.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ERROR = "error: "
 
 def take_over_stderr() -> None:
     """Sends all of Python's output to stderr through structlog. Call it after structlog is configured, before gRPC."""
-    if os.environ.get(VERBOSITY, "ERROR") == "ERROR":  # `application` sets this value; another one is the user's
+    if os.environ.get(VERBOSITY, "ERROR") == "ERROR":  # `application` sets this value; any other is the user's
         os.environ[VERBOSITY] = "NONE"  # gRPC's own log is text, and Atoll logs the errors of all calls
     sys.stderr = _Lines(sys.stderr.fileno)
     logging.basicConfig(handlers=[_Records()], level=logging.WARNING, force=True)
@@ -46,14 +46,14 @@ class _Records(logging.Handler):
 
 
 class _Lines(io.TextIOBase):
-    """Stands in for stderr, and logs each line. A line that begins with "error: " is an error, others are warnings."""
+    """Replaces stderr and logs each line. Lines that begin with "error: " are errors; other lines are warnings."""
 
     def __init__(self, fileno: Any) -> None:  # noqa: ANN401 - a method of a file
         self._fileno = fileno
-        self._parts = threading.local()  # the begun line of each thread
+        self._parts = threading.local()  # the unfinished line of each thread
 
     def fileno(self) -> int:
-        """Returns the number of the real stderr, for example for `faulthandler`."""
+        """Returns the file descriptor of the real stderr, which `faulthandler` needs."""
         number: int = self._fileno()
         return number
 

@@ -13,7 +13,7 @@ Command = Callable[..., None]
 
 
 def add(app: typer.Typer, name: str, text: str, load: Callable[[], Command]) -> None:
-    """Adds a subcommand. text: the help text. load: imports dependencies and returns a `settings.command` function."""
+    """Adds a subcommand. text: the help text. load: function that imports dependencies and returns the command."""
 
     @cache
     def loaded() -> Any:  # noqa: ANN401 - typer's command

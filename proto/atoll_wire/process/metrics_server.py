@@ -44,7 +44,7 @@ class ProcessHealth:
         self.turned_at = self.clock.monotonic()
 
     async def keep(self) -> None:
-        """Records periodically that the event loop runs. Run this coroutine as a task."""
+        """Periodically records that the event loop runs. Run this coroutine as a task."""
         while True:
             self.turned_at = self.clock.monotonic()
             await asyncio.sleep(HEARTBEAT_S)

@@ -2,7 +2,7 @@
 
 A setting is declared once, as a field with a type, a range, a default and a description. `command` generates an option
 for each field with a description: `--name`, the environment variable ATOLL_COMMAND_NAME, and a line of `--help`. The
-field checks the value in all cases. A field without a description is internal.
+field's validation applies to all of these sources. A field without a description is internal.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ REACH = "Certificates"
 class Option:
     """Overrides parts of a setting's option. An empty value keeps the default of the field and its class.
 
-    name: without the leading dashes. metavar: the placeholder of the value in help. variable: the environment variable.
-    panel: the heading in help.
+    name: the option's name without the leading dashes. metavar: the placeholder of the value in help. variable: the
+    environment variable. panel: the heading in help.
     """
 
     name: str = ""
@@ -216,7 +216,7 @@ class Declared:
 
     @property
     def _quantity(self) -> str:
-        """bytes or count, if the setting is written with a unit."""
+        """The kind of the number, bytes or count, if users may write it with a unit. Otherwise empty."""
         found = set(filter(lambda each: isinstance(each, BeforeValidator), _metadata(self.info)))
         return "bytes" if BYTES in found else "count" if COUNT in found else ""
 
@@ -267,7 +267,7 @@ class Given:
 def command(function: Callable[..., None], *taken: type[Settings] | Given, **groups: Group) -> Callable[..., None]:
     """Returns a typer function with an option for each setting.
 
-    taken: the classes of the arguments in order. groups: further arguments by name, see `option_groups`.
+    taken: the classes of the arguments in order. groups: further arguments by name; see `option_groups`.
     """
     classes = [each.of if isinstance(each, Given) else each for each in taken]
 
@@ -287,7 +287,7 @@ def command(function: Callable[..., None], *taken: type[Settings] | Given, **gro
 
 
 def _parameter(of: Declared, *, only_given: bool) -> inspect.Parameter:
-    """Returns a typer parameter: a string, or a bool for switches. only_given: its default is None."""
+    """Returns a typer parameter: a string, or a bool for switches. only_given: whether the default is None."""
     start: Any = None
     kind: Any = bool if of.switch else list[str] if of.several else str
     if of.info.is_required():

@@ -19,7 +19,7 @@ async def first_ended(tasks: Sequence[asyncio.Task[Any]], until: str = asyncio.F
 
 
 async def run_until_first_ends(*works: Coroutine[Any, Any, Any]) -> None:
-    """Runs coroutines until one has ended, and then cancels the others. Raises the error of the one that ended."""
+    """Runs coroutines until one has ended and then cancels the others. Raises the error of the one that ended."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await first_ended(tasks)

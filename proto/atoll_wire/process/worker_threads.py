@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 
-STARTING_S = 1.0  # limit on the wait for all threads; a pool works with fewer, and starts the others when needed
+STARTING_S = 1.0  # limit on the wait for all threads; a pool also works with fewer and starts the others when needed
 
 
 def started_pool(threads: int, name: str) -> ThreadPoolExecutor:
     """Returns a pool whose threads have all started. name: prefix of the threads' names.
 
-    Otherwise, a pool starts a thread when it first needs one. The number of threads would still grow after hours, which
-    would hide a leak of threads.
+    A pool without this wait starts each thread when it first needs one. The number of threads could then still grow
+    after hours, which would hide a leak of threads.
 
     Example: `loop.set_default_executor(started_pool(4, "worker"))`
     """

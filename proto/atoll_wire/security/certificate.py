@@ -1,7 +1,7 @@
 """Reads a certificate: identity (`atoll://ROLE/NAME`), hosts and validity.
 
-A learner's certificate may be for a fleet: its name ends in * for a prefix, or the certificate has several identities.
-In text, several identities or names are separated by spaces.
+A learner's certificate may be valid for a fleet: its name ends in *, which marks a prefix, or it contains several
+identities. In text, several identities or names are separated by spaces.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from atoll_wire.security.transport import AUTHORITY, CERTIFICATE
 SCHEME = "atoll://"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MOST_NAMES = 100  # limit on the names in a certificate, which a peer sends in each handshake
-ANY = "*"  # at the end of a certificate's name: the certificate is valid for all names with this prefix
+ANY = "*"  # last character of a certificate's name if the certificate is valid for all names with a prefix
 
 
 class Role(Enum):
@@ -41,7 +41,7 @@ class CertificateError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class CertificateInfo:
-    """The contents of a certificate. identity: "role/name", or a description of the owner. begins, ends: in UTC.
+    """The contents of a certificate. identity: "role/name", or a description of the owner. begins, ends: times in UTC.
 
     serial: the serial number in hexadecimal digits, as OpenSSL shows it. fingerprint: SHA-256, in pairs of digits.
     """
@@ -99,9 +99,9 @@ def certificate_info(found: x509.Certificate) -> CertificateInfo:
 
 
 def owner_of(uris: Iterable[str]) -> tuple[Role, str] | None:
-    """Returns the role and the name in a certificate, or None if a role or name is invalid. uris: the certificate's.
+    """Returns a certificate's role and name, or None if a role or name is invalid. uris: the certificate's URIs.
 
-    Only a learner's certificate may have several names, which the name then contains, separated by spaces.
+    Only a learner's certificate may contain several names. The returned name then lists them, separated by spaces.
     """
     own = [uri.removeprefix(SCHEME).partition("/") for uri in uris if uri.startswith(SCHEME)]
     roles, names = {role for role, _, _ in own}, [name for _, _, name in own]
@@ -126,7 +126,7 @@ def is_fleet(said: str) -> bool:
 
 
 def brief(said: str) -> str:
-    """Returns the names in a certificate for a message, which shows at most three of them."""
+    """Returns text for a message that shows at most three of a certificate's names. said: the certificate's names."""
     names = said.split()
     return said if len(names) <= 3 else f"{' '.join(names[:3])} and {len(names) - 3} more"
 

@@ -1,4 +1,4 @@
-"""Says whether a failed connection failed because of TLS, which gRPC's own messages do not say reliably."""
+"""Finds out whether a connection failed because of TLS, which gRPC's own messages do not state reliably."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNTRUSTED = {
 def tls_fault(address: str, security: TransportSecurity) -> str:
     """Returns why TLS prevents a connection to HOST:PORT, with the fix; empty if TLS is not the cause.
 
-    Connects to the address, and waits for at most a few seconds.
+    Connects to the address and waits for at most a few seconds.
     """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
@@ -44,7 +44,7 @@ def tls_fault(address: str, security: TransportSecurity) -> str:
         with socket.create_connection((host, int(port)), timeout=WAIT_S) as raw:
             return _plain(address, raw) if security.tls is None else _encrypted(address, host, raw, security.tls)
     except (OSError, CertificateError):
-        return ""  # nothing listens there, it did not answer, or the own certificate is being replaced
+        return ""  # no server listens there, it did not answer, or this process's certificate is being replaced
 
 
 def _plain(address: str, raw: socket.socket) -> str:
@@ -53,7 +53,7 @@ def _plain(address: str, raw: socket.socket) -> str:
     try:
         context.wrap_socket(raw).close()
     except ssl.SSLError as error:
-        if "ALERT" not in (error.reason or ""):  # a server of plain text sends something else
+        if "ALERT" not in (error.reason or ""):  # a plain-text server sends something else
             return ""
     return f"{address} accepts only TLS: give --tls DIR with a certificate of this run (see atoll certs)"
 

@@ -1,6 +1,6 @@
 """Connections and servers with TLS, or with plain text on loopback and trusted networks.
 
-A directory from `atoll certs issue` has `ca.pem` (the trusted authority), `cert.pem` and `key.pem` (the process's
+A directory from `atoll certs issue` contains `ca.pem` (the trusted authority), `cert.pem` and `key.pem` (the process's
 identity). If the files change while a process runs, its next connections use the new files.
 """
 
@@ -73,7 +73,7 @@ class CertificateFiles:
 class TransportSecurity:
     """Opens connections and returns server credentials, with TLS or in plain text.
 
-    tls: directory of certificates; None: plain text. plaintext: allow plain text beyond loopback.
+    tls: directory of certificates; None for plain text. plaintext: whether plain text beyond loopback is allowed.
     """
 
     tls: Path | None = None
@@ -97,7 +97,7 @@ class TransportSecurity:
                 )
 
     def stamp(self) -> Stamp:
-        """Returns a value that changes when there are new valid certificate files."""
+        """Returns a value that changes when new valid certificate files appear."""
         return () if self.tls is None else _newest(self.tls).stamp
 
     def files(self) -> CertificateFiles | None:

@@ -3,7 +3,7 @@
 A separate thread writes the log. If a refusal repeats within a minute, the log counts it instead of writing it again.
 LINES_PER_MINUTE limits the lines per learner, and the lines per address and kind of refusal. If the log leaves lines
 out, an additional line states their number. Without this limit, one caller could fill the files, and rotation would
-delete older lines. The limit does not apply to operator actions.
+delete older lines. Operator actions are exempt from the limit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ class _Lines(RotatingFileHandler):
 
 @dataclass(slots=True)
 class _Minute:
-    """Counts a minute's lines about a learner, or about one kind of refusal to an address. began: monotonic seconds."""
+    """Counts one minute's lines about a learner, or about one kind of refusal to an address.
+
+    began: start of the minute, in monotonic seconds.
+    """
 
     began: float
     lines: int = 0
@@ -48,7 +51,10 @@ class _Minute:
 
 
 class AuditLog:
-    """Writes the audit log. path: the log's file; None for no log. Lines recorded before `start` are dropped."""
+    """Writes the audit log.
+
+    path: path of the log's file; None to write no log. Lines recorded before `start` are dropped.
+    """
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
         self._path = path
@@ -81,7 +87,7 @@ class AuditLog:
             self._put({"act": act, **what})
 
     def moved(self, act: str, learner: str, **what: str) -> None:
-        """Records that a learner joined or left, unless the learner has reached LINES_PER_MINUTE."""
+        """Records that a learner joined or left. Writes no line if the learner has reached LINES_PER_MINUTE."""
         if self._thread is not None and self._fits(f"learner {learner}", self._clock.monotonic()):
             self._put({"act": act, "learner": learner, **what})
 
@@ -107,7 +113,7 @@ class AuditLog:
         self._put(line | {"repeated": times} if times else line)
 
     def _fits(self, who: str, now: float) -> bool:
-        """Counts a line, and returns whether it may be written. who: the learner, or the refusal and address."""
+        """Counts a line and returns whether it may be written. who: the learner, or the refusal and address."""
         if now - self._looked_at >= AGAIN_S:
             self._looked_at = now
             self._tell_left_out(now - AGAIN_S)
@@ -129,7 +135,7 @@ class AuditLog:
             del self._minutes[who]
 
     def _settle(self) -> None:
-        """Writes a line for each refusal that has repeated since its last line, and clears the counts."""
+        """Writes a line for each refusal that has recurred since its last line. Clears the counts."""
         for (act, peer, *what), (_, times) in self._seen.items():
             if times:
                 self._put({"act": act, "peer": peer, "what": what, "repeated": times})
@@ -147,7 +153,7 @@ class AuditLog:
             self._lost += 1
 
     def close(self) -> None:
-        """Writes all waiting lines, and ends the thread."""
+        """Writes all waiting lines and ends the thread."""
         if self._thread is not None:
             self._settle()
             self._tell_left_out(math.inf)

@@ -1,4 +1,4 @@
-"""Creates a run's own certificate authority, and issues certificates for the run's processes.
+"""Creates a run's own certificate authority and issues certificates for the run's processes.
 
 A certificate contains its owner's identity as a URI, `atoll://ROLE/NAME`, and the owner's host names. The certificate
 of a fleet of learners has one URI per learner, or a URI that ends in * for all names with a prefix.
@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_KEY = "ca-key.pem"
-ISSUED = "issued.jsonl"  # describes the certificates that the authority has issued, one JSON object per line
+ISSUED = "issued.jsonl"  # record of the certificates that the authority has issued, one JSON object per line
 ANY_FILE = "+"  # replaces ANY in a directory's name, since a shell would expand ANY; no name contains "+"
 AUTHORITY_DAYS = 3650
 EARLIER = datetime.timedelta(
@@ -59,7 +59,7 @@ def init(directory: Path) -> Path:
     """
     if (directory / AUTHORITY_KEY).exists():
         raise CertificateError(
-            f"--dir {directory} already has a certificate authority: use this authority, or give another --dir"
+            f"--dir {directory} already contains a certificate authority: use this authority, or give another --dir"
         )
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "atoll")])
     builder = (
@@ -77,9 +77,9 @@ def issue(
 ) -> Path:
     """Creates or renews a process's certificate directory. Returns the directory's path.
 
-    hosts: the host names and addresses at which the process may serve. days: validity in days. others: further names of
-    a fleet of learners, which share the certificate.
-    Raises CertificateError if an argument is invalid or `directory` contains no readable authority.
+    hosts: the host names and addresses at which the process may serve. days: validity in days. others: the other names
+    of a fleet of learners that shares the certificate. Raises CertificateError if an argument is invalid or `directory`
+    contains no readable authority.
     """
     _check_names(role, name, others)
     if hosts and SERVES not in USES[role]:
@@ -91,13 +91,13 @@ def issue(
         signer = serialization.load_pem_private_key((directory / AUTHORITY_KEY).read_bytes(), None)
     except (OSError, ValueError) as error:
         raise CertificateError(
-            f"--dir {directory} has no readable certificate authority: correct --dir, or use `atoll certs init`"
+            f"--dir {directory} contains no readable certificate authority: correct --dir, or use `atoll certs init`"
         ) from error
     assert isinstance(signer, ec.EllipticCurvePrivateKey), "made by init"
     signers = [each for each in x509.load_pem_x509_certificates(trusted) if each.public_key() == signer.public_key()]
     if not signers:
         raise CertificateError(
-            f"{directory / AUTHORITY_KEY} matches no certificate in {AUTHORITY}: add the key's certificate to that file"
+            f"{directory / AUTHORITY_KEY} does not match a certificate in {AUTHORITY}: add the key's certificate to it"
         )
     authority = signers[0]
     key, subject = (
@@ -126,25 +126,26 @@ def issue(
 
 
 def issued(directory: Path) -> list[dict[str, Any]]:
-    """Returns the certificates that an authority has issued, oldest first: identity, begins, ends, serial, fingerprint.
+    """Returns the certificates that an authority has issued, oldest first.
 
-    Raises CertificateError if the record cannot be read.
+    Each object contains: identity, begins, ends, serial, fingerprint. Raises CertificateError if the record cannot be
+    read.
     """
     path = directory / ISSUED
     if not (directory / AUTHORITY).exists():
         raise CertificateError(
-            f"--dir {directory} has no certificate authority: correct --dir, or use `atoll certs init`"
+            f"--dir {directory} contains no certificate authority: correct --dir, or use `atoll certs init`"
         )
     try:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     except (OSError, ValueError) as error:
         raise CertificateError(
-            f"{path} cannot be read ({error}): repair the file, which has one JSON object per line"
+            f"{path} cannot be read ({error}): repair the file, which must contain one JSON object per line"
         ) from error
 
 
 def _record(directory: Path, cert: CertificateInfo) -> None:
-    """Adds a certificate to the record before the certificate exists, so that it can always be revoked."""
+    """Adds a certificate to the record. Called before the certificate is written, so that it can always be revoked."""
     line = json.dumps(
         {
             "identity": cert.identity,

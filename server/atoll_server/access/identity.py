@@ -1,4 +1,4 @@
-"""PURE: reads a caller's identity from its certificate, and checks which learners the caller may act for."""
+"""PURE: reads a caller's identity from its certificate and checks which learners the caller may act for."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from atoll_server.access.refusals import Refused, Status
 class Caller:
     """The sender of a call.
 
-    role: None without TLS, since callers then have no certificates. name: as in `owner_of`. peer: the sender's address.
-    serial, fingerprint: of the certificate; the fingerprint is its SHA-256 sum, as hexadecimal digits.
+    role: the certificate's role; None without TLS, since callers then have no certificates. name: as in `owner_of`.
+    peer: the sender's address. serial, fingerprint: the certificate's serial number and its SHA-256 sum in hex.
     """
 
     role: Role | None
@@ -38,7 +38,7 @@ class Caller:
     def speaks_for(self, learner: str) -> None:
         """Raises Refused unless the caller may use this learner's name.
 
-        A front may use any learner's name, and so may any caller without TLS.
+        A front may use any learner's name. Without TLS, every caller may.
         """
         if self.role in {None, Role.FRONT} or (self.role is Role.LEARNER and allows_name(self.name, learner)):
             return
@@ -49,7 +49,7 @@ class Caller:
 
 
 def caller(context: Any) -> Caller:  # noqa: ANN401 - gRPC's context
-    """Returns the identity of a call's sender. Raises Refused for a certificate without a role."""
+    """Returns the identity of a call's sender. Raises Refused if the certificate names no role."""
     said = context.auth_context()
     if b"ssl" not in said.get("transport_security_type", ()):
         return Caller(None, "", context.peer())
@@ -61,7 +61,10 @@ def caller(context: Any) -> Caller:  # noqa: ANN401 - gRPC's context
 
 
 def caller_or_peer(context: Any) -> Caller:  # noqa: ANN401 - gRPC's context
-    """Returns the identity of a call's sender, without a role if the certificate has none: the service refuses it."""
+    """Returns the identity of a call's sender.
+
+    A sender whose certificate names no role gets none; the service refuses it.
+    """
     try:
         return caller(context)
     except Refused:

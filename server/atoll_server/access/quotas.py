@@ -1,7 +1,7 @@
 """PURE: quotas on the calls to a core or a front, and the token buckets and call slots that apply these quotas.
 
 A peer is a certificate's owner, or an address if the caller has no certificate. A server knows the peer before it reads
-a message. The server knows the learner only from the session in a call's first message.
+a message. It learns the learner's name only from the session in a call's first message.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Quotas(Settings):
 
     window_bytes: int = 64 << 10  # bytes of a call that gRPC buffers before the service reads them
     first_calls: int = 12  # limit on a peer's calls whose first message is incomplete and uses memory
-    first_waiting: int = 70  # limit on a peer's further calls, which wait until their first message can be read
+    first_waiting: int = 70  # limit on a peer's additional calls, which wait until their first message can be read
     first_message_s: Annotated[
         float, Field(gt=0, le=3600, description="Seconds within which a call's first message must arrive.")
     ] = 60.0  # a Join may be large
@@ -109,7 +109,7 @@ class Quotas(Settings):
     ] = 120.0  # the slowest allowed reader receives about 18 kbit/s
 
     def streams(self, method: str) -> int:
-        """Returns the limit on a learner's or peer's open calls to the methods that share a method's slots."""
+        """Returns the limit on a learner's or peer's open calls to `method` and the methods that share its slots."""
         method = slots_of(method)
         return self._read().get(method) or self._unread().get(method, self.other_calls)
 
@@ -122,7 +122,7 @@ class Quotas(Settings):
         return self.messages_per_s, self.messages_burst
 
     def _read(self) -> dict[str, int]:
-        """Returns, by method, the quotas on open calls to methods with a stream of requests."""
+        """Returns the quota on open calls to each method with a stream of requests, keyed by method."""
         return {
             "Push": self.pushes,
             "Report": self.reports,
@@ -147,7 +147,7 @@ class Quotas(Settings):
 
 
 def slots_of(method: str) -> str:
-    """Returns the method whose slots a method's calls use. Read uses the slots of Fetch."""
+    """Returns the name of the method whose slots calls to `method` use. Read uses the slots of Fetch."""
     return "Fetch" if method == "Read" else method
 
 
@@ -164,7 +164,7 @@ class RateBucket:
         self._at = 0.0
 
     def take(self, now: float, cost: float = 1.0) -> float:
-        """Takes `cost` from the bucket. Returns the seconds to wait until the rate allows this cost."""
+        """Takes `cost` from the bucket. Returns the time to wait, in seconds, until the rate allows this cost."""
         self._fill(now)
         self._left -= cost
         return max(0.0, -self._left / self._per_s)
@@ -201,7 +201,7 @@ class CallSlots(Generic[T]):
         return len(self._taken)
 
     def enter(self, call: T, now: float, young_s: float = 0.0) -> T | None:
-        """Takes a slot for a call. Returns an older call that must be ended in exchange, or None.
+        """Takes a slot for a call. Returns the older call that must be ended to free this slot, or None.
 
         now: monotonic seconds. young_s: calls younger than this keep their slots. Raises NoSlotError.
         """

@@ -8,9 +8,7 @@ from typing import NamedTuple
 
 from atoll_server.access.refusals import Refused, Status
 
-MAX_OF_ONE = (
-    2  # versions of one thing that a caller may read at a time, since its streams may begin before and after a merge
-)
+MAX_OF_ONE = 2  # versions of one thing that a caller may read at a time: its streams may begin before and after a merge
 MAX_OLD = 8  # old versions of all things that stay in memory only for their readers
 
 

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Status(Enum):
-    """The gRPC statuses that learners handle. A table at the head of outer.proto lists the learners' reactions."""
+    """The gRPC statuses that learners handle. The table at the head of outer.proto lists how learners react to each."""
 
     UNAUTHENTICATED = "unauthenticated"
     PERMISSION_DENIED = "permission_denied"

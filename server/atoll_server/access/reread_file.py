@@ -18,8 +18,8 @@ Stamp: TypeAlias = tuple[int, int, int]  # modification time, inode and size
 class RereadFile(Generic[T]):
     """The content of a file. If a changed file cannot be used, the previous content stays in force.
 
-    option: the option that names the file. parse: returns the content of a text, or raises SettingsError. fix: what to
-    do if the file cannot be read.
+    option: the option that names the file. parse: function that returns the parsed content of a text, or raises
+    SettingsError. fix: remedy to show if the file cannot be read.
     """
 
     def __init__(self, option: str, path: Path, parse: Callable[[str], T], fix: str) -> None:
@@ -31,7 +31,7 @@ class RereadFile(Generic[T]):
         self._content: T | None = None
 
     def load(self) -> T:
-        """Reads the file, and returns its content. Raises SettingsError if the file is unreadable or invalid."""
+        """Reads the file and returns its content. Raises SettingsError if the file is unreadable or invalid."""
         stamp = self._look()
         try:
             text = self._path.read_text()

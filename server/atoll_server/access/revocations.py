@@ -1,4 +1,4 @@
-"""The list of revoked certificates, which refuses new calls with these certificates and ends open calls."""
+"""The list of revoked certificates. A server refuses new calls with these certificates and ends their open calls."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ log = structlog.get_logger()
 End: TypeAlias = Callable[[Refused], None]
 
 LOOK_S = 1.0  # seconds between two checks of whether the file has changed
-SERIAL_BITS = 159  # of a serial number; a SHA-1 fingerprint, which Atoll does not accept, may be larger
+SERIAL_BITS = 159  # limit on a serial number; a SHA-1 fingerprint, which Atoll does not accept, may be larger
 ENTRY = re.compile(r"(?P<serial>[0-9a-f]{1,40})|(?P<fingerprint>[0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True)
 class RevokedList:
-    """The content of the file. fingerprints: SHA-256, as hexadecimal digits."""
+    """The content of the file. fingerprints: SHA-256 fingerprints, as hexadecimal digits."""
 
     serials: frozenset[int] = frozenset()
     fingerprints: frozenset[str] = frozenset()
@@ -43,7 +43,7 @@ class RevokedList:
 
 
 class RevokedCertificates:
-    """The revoked certificates of a process, and its open calls. path: the file; None if no certificate is revoked.
+    """The revoked certificates of a process, and its open calls. path: the list; None if no certificate is revoked.
 
     refused: called for each call that is refused or ended.
     """
@@ -70,7 +70,7 @@ class RevokedCertificates:
             self.look()
 
     def look(self) -> None:
-        """Reads the file again if it has changed, and ends open calls whose certificate is now revoked."""
+        """Reads the file again if it has changed, then ends open calls whose certificate is now revoked."""
         if self._file is None or (newest := self._file.newest()) == self._revoked:
             return
         self._revoked = newest
@@ -83,7 +83,7 @@ class RevokedCertificates:
     def calling(self, who: Caller, end: End) -> Iterator[None]:
         """Context manager for a call. Raises Refused if the caller's certificate is revoked.
 
-        end: function that ends the call, if the certificate is revoked meanwhile.
+        end: function that ends the call; used if the certificate is revoked during the call.
         """
         if who in self._revoked:
             raise self._refusal(who)
@@ -104,7 +104,7 @@ class RevokedCertificates:
 
 
 def _parse(path: Path, text: str) -> RevokedList:
-    """Returns the list in a file's text: one entry per line, and comments after #. Raises SettingsError."""
+    """Parses a file's text, which contains one entry per line and comments after #. Raises SettingsError."""
     serials, fingerprints = set[int](), set[str]()
     for number, line in enumerate(text.splitlines(), 1):
         entry = line.partition("#")[0].strip().replace(":", "").lower()

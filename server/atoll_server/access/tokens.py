@@ -20,7 +20,10 @@ from atoll_server.access.reread_file import RereadFile
 
 
 class OperatorTokens:
-    """The operator tokens in a file. A changed file is read again, so that tokens of removed names become invalid."""
+    """The operator tokens in a file.
+
+    The file is read again after a change, so that tokens of removed names become invalid.
+    """
 
     def __init__(self, path: Path) -> None:
         fix = f"make the file readable, or create it with `atoll token NAME --file {path}`"
@@ -31,7 +34,7 @@ class OperatorTokens:
         self._file.load()
 
     def name_of(self, token: str) -> str | None:
-        """Returns the name of the operator with this token, or None if the file does not list the token.
+        """Returns the name of the operator that has this token, or None if the file does not list the token.
 
         If the file has become invalid, the previous tokens stay valid.
         """
@@ -41,18 +44,18 @@ class OperatorTokens:
 
 
 def _sums(path: Path, text: str) -> dict[str, str]:
-    """Returns, by name, the SHA-256 sums in a file's text. Raises SettingsError."""
+    """Returns the SHA-256 sums in a file's text, keyed by operator name. Raises SettingsError."""
     lines = [line.split() for line in text.splitlines() if line.strip()]
     if any(len(line) != 2 or len(line[1]) != 64 for line in lines):
         raise SettingsError(
-            f"--operator-tokens {path} has a line that is not a name and a SHA-256 sum: delete it, and "
+            f"--operator-tokens {path} contains a line that is not a name and a SHA-256 sum: delete it, and "
             "create tokens with `atoll token NAME`"
         )
     return {line[0]: line[1] for line in lines}
 
 
 def new(path: Path, name: str) -> str:
-    """Creates and returns an operator's token. A token that the file already lists for this name becomes invalid.
+    """Creates and returns an operator's token. An earlier token for this name becomes invalid.
 
     Raises SettingsError if the name is invalid or the file cannot be read or written.
     """
@@ -86,7 +89,7 @@ def reader_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterabl
         if refused.status is not Status.PERMISSION_DENIED:
             raise
         fix = "use a reader's certificate (atoll certs issue reader NAME)"
-        fix = fix if caller.role is not None else "give an operator's token (atoll token NAME)"
+        fix = fix if caller.role is not None else "send an operator's token (atoll token NAME)"
         raise Refused(Status.PERMISSION_DENIED, f"this call is for readers: {fix}") from refused
 
 

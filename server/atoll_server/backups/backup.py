@@ -1,7 +1,7 @@
-"""Takes and verifies backups of a run's directory, whose core may be running and does not notice.
+"""Takes and verifies backups of a run's directory. The core may be running and is not affected.
 
 A backup copies the ledger as it was at one moment, and then the files that this ledger names. If the core has deleted
-one of these files meanwhile, a newer snapshot covers it, and the backup begins again with a newer ledger.
+one of these files meanwhile, a newer snapshot covers it, so the backup starts over with a newer ledger.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ from atoll_server.storage import crash_points
 from atoll_server.storage.disk import DISK, Disk, ReadableFile
 
 ATTEMPTS = 10  # limit on the copies of the ledger for one backup
-LOGS = f"{LOG}*"  # the audit log, whose files change until they are full
+LOGS = f"{LOG}*"  # the audit log, whose files can change until they are full
 
 
 @dataclass(frozen=True, slots=True)
 class TakenBackup:
-    """A new, verified backup. path: its folder. removed: number of old backups that were removed.
+    """A new, verified backup. path: the backup's folder. removed: number of old backups that were removed.
 
-    copied_bytes, linked_bytes: new data, and data shared with the previous backup. took_s: duration in seconds.
+    copied_bytes: size of the new data. linked_bytes: size of the data shared with the previous backup. took_s: duration
+    in seconds.
     """
 
     path: Path
@@ -61,17 +62,17 @@ class TakenBackup:
     took_s: float
 
 
-class _Deleted(Exception):  # noqa: N818 - a state, after which the backup begins again
+class _Deleted(Exception):  # noqa: N818 - a state, after which the backup starts over
     """The core has deleted a file that the copied ledger names."""
 
 
 def back_up(run: Path, root: Path, keep: int, disk: Disk = DISK, clock: Clock = SYSTEM) -> TakenBackup:
-    """Backs up a run's directory into a new folder in `root`, and removes all but the newest `keep` backups.
+    """Backs up a run's directory into a new folder in `root` and removes all but the newest `keep` backups.
 
-    run: the directory of a core, which may be running. Changes nothing in this directory. Needs memory for one
-    fragment. Raises SettingsError if the folders cannot be used, BackupError if the run cannot be backed up now, and
-    another UserError if a file of the run is damaged. After an error, `root` contains no new backup, unless the error
-    says so.
+    run: the directory of a core, which may be running. The backup changes nothing in this directory and needs memory
+    for one fragment. Raises SettingsError if the folders cannot be used, BackupError if the run cannot be backed up
+    now, and another UserError if a file of the run is damaged. After an error, `root` contains no new backup unless the
+    message says so.
 
     Example: `back_up(Path("run"), Path("/mnt/backups"), keep=24)`
     """
@@ -110,7 +111,7 @@ def has_run(run: Path, disk: Disk = DISK) -> bool:
 
 
 class _Copy:
-    """One new backup. part: its folder until it is complete."""
+    """A backup that is being written. part: its folder until it is complete."""
 
     def __init__(self, run: Path, root: Path, disk: Disk, clock: Clock) -> None:
         self.copied_bytes = self.linked_bytes = 0
@@ -128,7 +129,7 @@ class _Copy:
     def all(self) -> tuple[Path, BackupRecord]:
         """Writes, verifies and names the backup. Returns its folder and its record."""
         if self._disk.exists(self._path) or (self._earlier is not None and self._path <= self._earlier):
-            raise BackupError(f"the clock is not after the backup {self._earlier}: check the clock (NTP)")
+            raise BackupError(f"the system clock is not later than the time of backup {self._earlier}: check NTP")
         self._disk.make_directory(self.part)
         crash_points.point("backup.begun")
         record = self._files()
@@ -145,7 +146,7 @@ class _Copy:
         return self._path, record
 
     def _files(self) -> BackupRecord:
-        """Copies the ledger and the files that it names, until none of these was deleted meanwhile."""
+        """Copies the ledger and the files that it names. Repeats this until no file was deleted during the copy."""
         for _ in range(ATTEMPTS):
             self._taken_at = self._clock.wall()
             copy_ledger(self._run / LEDGER, self._fresh(LEDGER), self._disk)
@@ -166,7 +167,7 @@ class _Copy:
         )
 
     def _check_run(self, state: RunState) -> None:
-        """Raises BackupError if the folder has backups of another run or shard."""
+        """Raises BackupError if the folder contains backups of another run or shard."""
         shared, meta = self._shared, state.meta
         if shared is not None and (shared.run, shared.shard) != (meta["run"], _shard(meta)[0]):
             raise BackupError(
@@ -175,7 +176,7 @@ class _Copy:
             )
 
     def _copy(self, files: list[BackupFile]) -> None:
-        """Links or copies each file, and verifies the copies. Raises _Deleted if the core has deleted one.
+        """Links or copies each file and verifies the copies. Raises _Deleted if the core has deleted a file.
 
         Opens all large files first: an open file can be read to its end even if the core deletes it meanwhile.
         """
@@ -209,7 +210,7 @@ class _Copy:
             raise _Deleted(path) from error
 
     def _link(self, each: BackupFile) -> bool:
-        """Shares a file with the previous backup. Returns whether this backup has the same file."""
+        """Shares a file with the previous backup, if that backup contains the same file. Returns whether it does."""
         if self._shared is None or self._earlier is None:
             return False
         size, identity = self._shared.files.get(each.path, (0, ""))
@@ -228,7 +229,7 @@ class _Copy:
         return True
 
     def _write(self, path: str, source: ReadableFile) -> int:
-        """Copies a file, whose data is then durable. Returns its size in bytes."""
+        """Copies a file and makes the copy durable. Returns its size in bytes."""
         offset = 0
         with contextlib.closing(self._disk.create(self._fresh(path))) as target:
             while offset < source.size:
@@ -242,7 +243,7 @@ class _Copy:
         return offset
 
     def _fresh(self, path: str) -> Path:
-        """Returns a file's new path, at which there is no file."""
+        """Returns the path of a file in the new backup. No file exists at this path."""
         target = self.part / path
         self._disk.make_directory(target.parent)
         self._disk.remove(target)
@@ -255,10 +256,10 @@ class _Copy:
             del self._written[path]
 
     def _record(self, state: RunState) -> BackupRecord:
-        """Adds the audit log, and returns the record of all files."""
+        """Adds the audit log and returns the record of all files."""
         files = dict(self._written)
         for log in sorted(self._run.glob(LOGS)):
-            with contextlib.suppress(FileNotFoundError):  # the core has just renamed it
+            with contextlib.suppress(FileNotFoundError):  # the core has just renamed the file
                 self._disk.copy(log, self._fresh(log.name), link=False)
         for path in [self.part / LEDGER, *sorted(self.part.glob(LOGS))]:
             size = path.stat().st_size
@@ -284,7 +285,7 @@ class _Copy:
 
 
 def _shard(meta: dict[str, object]) -> tuple[int, int]:
-    """Returns the number of a directory's shard, and the number of shards. A registrar without fragments comes last."""
+    """Returns the number of a directory's shard and the number of shards. A registrar without fragments comes last."""
     if isinstance(given := meta.get("shard"), list):
         return int(given[0]), int(given[1])
     attached = meta.get(run_ledger.ATTACHED)
@@ -294,7 +295,7 @@ def _shard(meta: dict[str, object]) -> tuple[int, int]:
 
 
 def check_files(folder: Path, record: BackupRecord, disk: Disk = DISK) -> None:
-    """Reads every file of a backup, or of its copy, and compares it with the ledger and the record.
+    """Reads every file of a backup, or of a copy of a backup, and compares it with the ledger and the record.
 
     Needs memory for one fragment. Raises UserError if a file is missing or damaged.
     """
@@ -305,7 +306,7 @@ def check_files(folder: Path, record: BackupRecord, disk: Disk = DISK) -> None:
         except OSError as error:
             raise BackupError(f"{folder / path} cannot be read ({error.strerror}): use another backup") from error
         if found != size:
-            raise BackupError(f"{folder / path} has {found} bytes instead of {size}: use another backup")
+            raise BackupError(f"{folder / path} has a size of {found} bytes instead of {size}: use another backup")
         if (path == LEDGER or Path(path).match(LOGS)) and sha256(folder / path, disk) != identity:
             raise BackupError(f"{folder / path} does not match its checksum: use another backup")
     with open_copy(folder) as db:

@@ -1,4 +1,4 @@
-"""The files of a run's directory that a start needs, as its ledger names them, with a check of each file's content.
+"""Lists the files that a core needs to start from a run's directory, and checks the content of each file.
 
 A backup contains the newest snapshot, the initial parameters, and the payloads that no snapshot covers. If the run has
 several shards, a backup also contains the snapshots of the newest checkpoints. A recorded run has all its payloads.
@@ -32,7 +32,7 @@ from atoll_server.storage.spool import Spool
 
 LOG = "audit.jsonl"  # name of the audit log; a number follows in the names of full files
 ROWS = 1000  # number of rows read at a time
-CHECKPOINTS = 2  # newest checkpoints of several shards in a backup, since the shards' backups are not simultaneous
+CHECKPOINTS = 2  # number of newest checkpoints of several shards in a backup; the shards' backups are not simultaneous
 
 
 class BackupError(UserError):
@@ -43,8 +43,8 @@ class BackupError(UserError):
 class BackupFile:
     """A file whose content never changes. path: relative to the run's directory.
 
-    identity: text from the ledger that is different for different content. large: whether copying takes long.
-    check: reads the file below the given directory. Raises UserError or OSError if it is damaged.
+    identity: text from the ledger that differs if the content differs. large: whether copying takes long. check:
+    function that reads the file below a given directory and raises UserError or OSError if the file is damaged.
     """
 
     path: str
@@ -55,9 +55,10 @@ class BackupFile:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The state of a run's directory in a ledger. meta: the run's values. snapshots: those of a backup, oldest first.
+    """The state of a run's directory in a ledger.
 
-    versions: by fragment, for the fragments in this directory. files: all files but the ledger.
+    meta: the run's values. snapshots: the snapshots that a backup contains, oldest first. versions: version of each
+    fragment in this directory. files: all files except the ledger.
     """
 
     meta: dict[str, Any]
@@ -67,7 +68,7 @@ class RunState:
 
 
 def state_of(db: sqlite3.Connection, directory: Path, disk: Disk) -> RunState:
-    """Returns the state in a ledger. directory: where the payloads of a recorded run are looked for.
+    """Returns the state in a ledger. directory: the directory that contains the payloads of a recorded run.
 
     Raises BackupError if the run has no parameters yet, and LedgerError if the ledger is damaged.
     """
@@ -93,14 +94,14 @@ def state_of(db: sqlite3.Connection, directory: Path, disk: Disk) -> RunState:
 
 
 def _snapshots(db: sqlite3.Connection, meta: dict[str, Any]) -> list[SnapshotRow]:
-    """Returns the newest snapshot, if there is one, and those of the newest checkpoints of several shards."""
+    """Returns the newest snapshot, if there is one, and the snapshots of the newest checkpoints of several shards."""
     newest = {row.id for row in lineage.snapshots(db, lineage.line_of(meta))[-1:]}
     named = set(sorted(manifests.kept_of(meta).snapshots)[-CHECKPOINTS:]) if "owned" in meta else set()
     return [row for row in shard_ledger.snapshots(db) if row.id in newest | named]
 
 
 def _drop_other_snapshots(db: sqlite3.Connection) -> None:
-    """Removes the snapshots and checkpoints that a backup does not contain from the backup's ledger."""
+    """Removes from a backup's ledger the snapshots and checkpoints that the backup does not contain."""
     meta = run_ledger.get_meta(db)
     wanted = {row.id for row in _snapshots(db, meta)}
     with database.transaction(db):
@@ -122,9 +123,9 @@ def _payloads(
     directory: Path,
     disk: Disk,
 ) -> Iterator[BackupFile]:
-    """Yields the payloads that a start reads; for a recorded run, all payloads in the directory.
+    """Yields the payloads that a starting core reads. For a recorded run, yields all payloads in the directory.
 
-    covered: the newest snapshot, or nothing.
+    covered: a list of the newest snapshot; empty if there is none.
     """
     spool, generation = Spool(directory / "spool", limit_bytes=0, kept_bytes=0, disk=disk), meta["generation"]
     for row, _ in shard_ledger.contributions(db, generation, "AND fate='pending'"):
@@ -180,10 +181,10 @@ def check_ledger(db: sqlite3.Connection, path: Path) -> None:
 
 
 def copy_ledger(source: Path, target: Path, disk: Disk) -> None:
-    """Copies a ledger, which a core may be using, as it was at one moment. The copy needs no other files.
+    """Copies the state of a ledger at one moment. A core may be using the ledger. The copy needs no other files.
 
-    The core continues to write meanwhile. Raises LedgerError if the ledger cannot be read, and OSError if the target's
-    disk is full.
+    The core can continue to write during the copy. Raises LedgerError if the ledger cannot be read, and OSError if the
+    target's disk is full.
     """
     with database.read_ledger(source) as db, contextlib.closing(disk.connect(target)) as copied:
         try:

@@ -1,4 +1,4 @@
-"""The folder that holds the backups of one run's directory. Each backup is a folder named after its time.
+"""The folder that contains the backups of one run's directory. Each backup is a folder named after its time.
 
 A backup is complete once its folder has its final name. Folders whose name also has `.part` are left over from an
 interrupted backup or removal, and the next backup removes them. Files and folders with other names are never touched.
@@ -26,19 +26,20 @@ from atoll_server.storage import crash_points
 from atoll_server.storage.disk import Disk
 
 RECORD, PART, LOCK = "backup.json", ".part", "lock"
-FORMAT = 1  # number of the form of RECORD
-NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z")  # of a backup's folder
-STORED = re.compile(rf"{INITIAL}|{LEDGER}|{LOG}(\.\d+)?|(snapshots|spool)(/[A-Za-z0-9._-]+)+")  # paths in a backup
+FORMAT = 1  # version number of the format of RECORD
+NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z")  # name of a backup's folder
+STORED = re.compile(rf"{INITIAL}|{LEDGER}|{LOG}(\.\d+)?|(snapshots|spool)(/[A-Za-z0-9._-]+)+")  # files in a backup
 
 
 @dataclass(frozen=True, slots=True)
 class BackupRecord:
     """What a backup contains, as stored in RECORD.
 
-    shard, shards: the directory's shard, and the number of shards. taken_at: time of the ledger's copy, in wall-clock
-    seconds. versions: by fragment, for the fragments in the directory. snapshots: numbers of its snapshots.
-    checkpoints: of a run with several shards, in the registrar's directory: each one's number, and the number of each
-    shard's snapshot. files: by path, each file's size in bytes and its identity (see `BackupFile`).
+    shard, shards: number of the directory's shard, and number of shards. taken_at: time of the ledger's copy, in
+    wall-clock seconds. versions: version of each fragment in the directory. snapshots: numbers of the directory's
+    snapshots. checkpoints: in the registrar's directory of a run with several shards, each checkpoint's number with the
+    number of each shard's snapshot. files: each file's size in bytes and its identity (see `BackupFile`), keyed by
+    path.
     """
 
     format: int
@@ -79,7 +80,7 @@ class BackupRecord:
 
 
 def read_record(backup: Path) -> BackupRecord:
-    """Returns the record of a backup. Raises BackupError if this is no backup of this version."""
+    """Returns the record of a backup. Raises BackupError if `backup` is not a backup in this version's format."""
     try:
         data = json.loads((backup / RECORD).read_text())
         if data["format"] == FORMAT:
@@ -97,8 +98,8 @@ def read_record(backup: Path) -> BackupRecord:
 
 
 def write_record(backup: Path, record: BackupRecord, disk: Disk) -> None:
-    """Writes a backup's record, whose data is then durable."""
-    data = json.loads(json.dumps(record.as_data()))  # with the types that a reader gets
+    """Writes a backup's record and makes it durable."""
+    data = json.loads(json.dumps(record.as_data()))  # with the same types as after reading the file
     with contextlib.closing(disk.create(backup / RECORD)) as file:
         file.write(json.dumps(data | {"sha256": _digest(data)}, indent=1).encode() + b"\n")
         file.sync()
@@ -109,7 +110,7 @@ def _digest(data: dict[str, Any]) -> str:
 
 
 def backup_name(at: float) -> str:
-    """Returns the name of a backup's folder, so that names sort by time. at: wall-clock seconds."""
+    """Returns the name of a backup's folder. Names sort by time. at: wall-clock seconds."""
     when = datetime.fromtimestamp(at, UTC)
     return f"{when:%Y%m%dT%H%M%S}.{when.microsecond // 1000:03d}Z"
 
@@ -133,7 +134,7 @@ def newest_in(root: Path) -> tuple[Path, BackupRecord] | None:
 
 @contextlib.contextmanager
 def only_backup(root: Path, disk: Disk) -> Iterator[None]:
-    """Context manager that prevents other backups into this folder. Raises SettingsError if one is running."""
+    """Context manager that prevents other backups to this folder. Raises SettingsError if one is running."""
     unlock: Callable[[], None]
     try:
         disk.make_directory(root)
@@ -150,7 +151,7 @@ def only_backup(root: Path, disk: Disk) -> Iterator[None]:
 
 
 def remove_interrupted(root: Path) -> None:
-    """Removes what an interrupted backup or removal left over."""
+    """Removes the files and folders that an interrupted backup or removal left behind."""
     for path in sorted(root.glob(f"*{PART}")):
         if NAME.fullmatch(path.stem):
             _remove(path)
@@ -170,7 +171,7 @@ def remove_old(root: Path, keep: int, disk: Disk) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Removes a folder, or a symbolic link to a folder, whose files then stay."""
+    """Removes a folder. If `path` is a symbolic link to a folder, removes only the link."""
     if path.is_symlink():
         path.unlink()
     else:

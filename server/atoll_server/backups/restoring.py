@@ -1,6 +1,6 @@
 """Restores a backup into a new directory, from which a core starts a new generation of the run.
 
-A mark in the directory stops cores until the restore is complete. After an interruption, a second call starts over.
+A mark in the directory stops cores until the restore is complete. After an interruption, the next call starts over.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WITHOUT_RUN = re.compile(rf"({LEDGER}|{INITIAL}|{LOG}).*|spool|staging|snapshots
 
 @dataclass(frozen=True, slots=True)
 class RestoredBackup:
-    """A restored directory. rolled_back: the new generation; None for a shard, which follows its registrar."""
+    """A restored directory. rolled_back: the new generation; None for a shard that follows its registrar."""
 
     record: BackupRecord
     rolled_back: RolledBack | None
@@ -44,14 +44,15 @@ class RestoredBackup:
 def restore_backup(
     backup: Path, directory: Path, checkpoint: int = 0, disk: Disk = DISK, clock: Clock = SYSTEM
 ) -> RestoredBackup:
-    """Restores a backup into a directory that has no run with parameters. The backup stays as it is.
+    """Restores a backup into a directory that does not contain a run with parameters. The backup is not changed.
 
-    The parameters are those of the backup, bit for bit, and a new generation begins there. A run with several shards
-    begins at a checkpoint that the registrar's backup names. checkpoint: its number; 0 for the newest. The directory of
-    another shard is only restored: it rolls back to the checkpoint when it attaches to the registrar.
+    The parameters are those of the backup, bit for bit, and a new generation begins from them. A run with several
+    shards continues from a checkpoint that the registrar's backup names. checkpoint: its number; 0 for the newest. The
+    directory of another shard is only restored: it rolls back to the checkpoint when it attaches to the registrar.
 
-    Needs the memory of a core. Raises SettingsError if the directory cannot be used, BackupError for a damaged backup,
-    and another UserError if its merges cannot be repeated. After an error, no core starts from the directory.
+    Needs as much memory as a core. Raises SettingsError if the directory cannot be used, BackupError for a damaged
+    backup, and another UserError if the backup's merges cannot be repeated. After an error, no core starts from the
+    directory.
 
     Example: `restore_backup(Path("/mnt/backups/20261126T120000.000Z"), Path("run"))`
     """
@@ -83,7 +84,7 @@ def restore_backup(
 def _claimed(directory: Path, disk: Disk) -> Iterator[None]:
     """Context manager that locks an empty directory and marks it as incomplete. The mark stays. Raises SettingsError.
 
-    Removes what an interrupted restore, or a core without parameters, left there.
+    Removes the files of an interrupted restore, or of a core whose run has no parameters.
     """
     try:
         disk.make_directory(directory)
@@ -111,7 +112,7 @@ def _claimed(directory: Path, disk: Disk) -> Iterator[None]:
 
 
 def _has_no_run(directory: Path, names: set[str]) -> bool:
-    """Returns whether the directory is empty, or a core has started there but has no parameters yet."""
+    """Returns whether the directory is empty, or a core has started there but its run has no parameters yet."""
     if not names:
         return True
     if LEDGER not in names or not all(WITHOUT_RUN.fullmatch(name) for name in names):
@@ -165,7 +166,7 @@ def _checkpoint(
 
 
 def _write_snapshot(db: sqlite3.Connection, meta: dict[str, Any], directory: Path, disk: Disk, clock: Clock) -> int:
-    """Repeats the backup's merges after its snapshot, and writes a snapshot of the result. Returns its number."""
+    """Repeats the merges after the backup's snapshot and writes a snapshot of the result. Returns its number."""
     restored = restore(db, Origin.of(meta), directory, disk, clock)
     begun = [each.checkpoint for each in lineage.line_of(meta).beginnings]
     number = 1 + max((*(row.id for row in shard_ledger.snapshots(db)), *begun), default=0)

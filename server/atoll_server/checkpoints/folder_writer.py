@@ -1,7 +1,7 @@
 """Splits the stream of one safetensors file into a folder of smaller files with an index. Does not use NumPy.
 
-The files contain the tensors in the stream's order. The data pass through in chunks, so that memory never contains a
-whole tensor.
+The files contain the tensors in the stream's order. The writer processes the data in chunks, so it never holds a whole
+tensor in memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from atoll_wire.process.durable import sync_folder
 class PlannedFile:
     """One file of the folder.
 
-    size_bytes: at least the file's size, with the header. data_bytes: size of its tensors' data.
+    size_bytes: upper bound on the file's size, including the header. data_bytes: size of the data of its tensors.
     """
 
     tensors: list[TensorHead]
@@ -46,7 +46,7 @@ class PlannedFile:
 
 
 class FolderWriter:
-    """Takes the bytes of one safetensors file, and writes the folder's files as the bytes arrive.
+    """Receives the bytes of one safetensors file and writes the folder's files as the bytes arrive.
 
     max_file_bytes: limit on each file's size. A larger tensor gets its own file.
     """
@@ -55,16 +55,16 @@ class FolderWriter:
         self._folder = folder
         self._max_file_bytes = max_file_bytes
         self._head = bytearray()
-        self._wanted = LENGTH_BYTES  # bytes of the head that must arrive before the next step
+        self._wanted = LENGTH_BYTES  # number of header bytes that must arrive before the next step
         self._header: TensorHeader | None = None
         self._files: list[PlannedFile] = []
         self._names: list[str] = []
-        self._begun = 0  # number of files begun
-        self._left = 0  # missing bytes of the newest file
+        self._begun = 0  # number of files started so far
+        self._left = 0  # number of bytes still missing from the newest file
         self._file: BinaryIO | None = None
 
     def write(self, data: bytes | memoryview, /) -> None:
-        """Takes the stream's next bytes, in pieces of any size. Raises TensorFileError or OSError."""
+        """Processes the stream's next bytes, in pieces of any size. Raises TensorFileError or OSError."""
         view = memoryview(data)
         while view and self._header is None:
             view = self._take_head(view)
@@ -79,7 +79,7 @@ class FolderWriter:
             self._advance()
 
     def finish(self) -> None:
-        """Writes the index, and makes all files durable. Raises TensorFileError if the stream is incomplete."""
+        """Writes the index and makes all files durable. Raises TensorFileError if the stream is incomplete."""
         if self._header is None or self._left:
             raise _invalid("it ends too early")
         index = {
@@ -100,7 +100,7 @@ class FolderWriter:
             self._file = None
 
     def _take_head(self, view: memoryview) -> memoryview:
-        """Takes a part of the header, and plans the files once the header is complete. Returns the rest of `view`."""
+        """Reads a part of the header and plans the files once the header is complete. Returns the rest of `view`."""
         missing = self._wanted - len(self._head)
         self._head += view[:missing]
         if len(self._head) == self._wanted:
@@ -127,7 +127,10 @@ class FolderWriter:
         self._advance()
 
     def _advance(self) -> None:
-        """Closes the current file if it is complete, and begins the next file. A file's tensors may have no data."""
+        """Closes the current file if it is complete, then starts the next file.
+
+        A file's tensors may contain no data.
+        """
         while not self._left:
             if self._file is not None:
                 _sync(self._file)
@@ -144,7 +147,7 @@ class FolderWriter:
 
 @contextmanager
 def folder_writer(folder: Path, max_file_bytes: int) -> Iterator[FolderWriter]:
-    """Context manager for a writer into an existing folder. When the body ends, all files and the index become durable.
+    """Context manager for a writer to an existing folder. All files and the index are durable when the body ends.
 
     Raises TensorFileError or OSError. The folder is incomplete after an error.
     """
@@ -156,8 +159,11 @@ def folder_writer(folder: Path, max_file_bytes: int) -> Iterator[FolderWriter]:
 def planned(
     tensors: Iterable[tuple[str, TensorEntry]], metadata: dict[str, str], max_file_bytes: int
 ) -> Iterator[PlannedFile]:
-    """Yields one or more files for these tensors. Each file contains as many of the next tensors as fit."""
-    smallest = LENGTH_BYTES + len(encoded({"__metadata__": metadata})) + 8  # with the padding of the header
+    """Yields the plans of one or more files for these tensors.
+
+    Each file contains as many of the next tensors as fit.
+    """
+    smallest = LENGTH_BYTES + len(encoded({"__metadata__": metadata})) + 8  # includes the padding of the header
     file = PlannedFile([], smallest, 0)
     for name, entry in tensors:
         # An item is encoded with its own braces, which allow for the comma after the item.

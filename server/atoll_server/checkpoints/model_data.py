@@ -1,7 +1,7 @@
 """Writes a whole model's data fragment by fragment, in any order, so that no process needs the whole model in memory.
 
-The result has the same bytes as a file from `model_file.write_model`. A fragment may come from another shard as a
-part: a safetensors file with the fragment's pieces, in the model's own types.
+The result is byte for byte the file that `model_file.write_model` writes. A fragment may come from another shard as a
+part, which is a safetensors file with the fragment's pieces in the model's own types.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ from atoll_server.merging.merge import FragmentState
 
 
 class PartError(ValueError):
-    """A part is not a file with exactly the fragment's pieces."""
+    """A part is not a safetensors file that contains exactly the fragment's pieces."""
 
 
 class ModelData:
-    """The data of a whole model. file: empty, and open for writing at any position. initial: the initial parameters."""
+    """The data of a whole model.
+
+    file: an empty file, open for writing at any position. initial: the initial parameters.
+    """
 
     def __init__(self, file: BinaryIO, layout: Layout, initial: TensorFile, run: RunId) -> None:
         self._run = run

@@ -1,6 +1,6 @@
-"""The model that `--init` names: a safetensors file, or a folder of such files with an index.
+"""Reads the model at the path in `--init`: a safetensors file, or a folder of such files with an index.
 
-`open_source` checks the whole folder before anything is copied. The copy is one file, whose data are read in chunks.
+`open_source` checks the headers of all files before any data is copied. The copy is one file. It is read in chunks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from atoll_wire.layout.tensor_header import (
 from atoll_server.checkpoints.tensor_file import read_header
 from atoll_server.storage.disk import DISK
 
-MAX_INDEX_BYTES = MAX_HEADER_BYTES  # an index has about as many bytes as the headers of its files
-MAX_SHOWN = 80  # limit on the shown characters of a name
+MAX_INDEX_BYTES = MAX_HEADER_BYTES  # an index is about as large as the headers of its files together
+MAX_SHOWN = 80  # limit on the characters of a name in messages
 COPY_BYTES = 1 << 20
 OURS = "atoll."  # prefix of Atoll's own metadata
 AGAIN = "download or save the folder again"
@@ -45,7 +45,10 @@ class FileRange:
 
 @dataclass(frozen=True, slots=True)
 class ParameterSource:
-    """One combined safetensors file, whose bytes may come from several files. head: bytes before the first range."""
+    """One combined safetensors file, whose bytes may come from several files.
+
+    head: the bytes before the first range.
+    """
 
     head: bytes
     ranges: tuple[FileRange, ...]
@@ -97,13 +100,13 @@ def _whole_file(path: Path) -> ParameterSource:
 
 
 def _header(path: Path) -> tuple[TensorHeader, int]:
-    """Returns a file's header, and the file's size."""
+    """Returns a file's header and the file's size."""
     with closing(DISK.open(path)) as file:
         return read_header(path, file), file.size
 
 
 def _folder(path: Path) -> ParameterSource:
-    """Returns a source with the folder's tensors, ordered by file name and by place within each file."""
+    """Returns a source with the folder's tensors, ordered by file name and by position within each file."""
     expected = _read_index(path / INDEX)
     tensors_of: dict[str, list[str]] = {}
     for tensor, name in expected.items():
@@ -129,7 +132,7 @@ def _folder(path: Path) -> ParameterSource:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """Returns each tensor's file name, by tensor name."""
+    """Returns each tensor's file name, keyed by tensor name."""
     with closing(DISK.open(path)) as file:
         if file.size > MAX_INDEX_BYTES:
             raise TensorFileError(
@@ -150,7 +153,10 @@ def _read_index(path: Path) -> dict[str, str]:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns a JSON object. Raises ValueError for a repeated name, of which JSON readers keep only one value."""
+    """Returns a JSON object.
+
+    Raises ValueError if a name is repeated, since JSON parsers keep only one of its values.
+    """
     found = dict(pairs)
     if len(found) < len(pairs):
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
@@ -159,7 +165,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_name(name: object) -> None:
-    """Raises ValueError unless this is the name of a safetensors file directly in the folder."""
+    """Raises ValueError unless `name` is the name of a safetensors file directly in the folder."""
     if not isinstance(name, str):
         raise ValueError("a file's name is not a string")
     if any(character in name for character in "/\\\0") or not name.endswith(SUFFIX):
@@ -173,16 +179,17 @@ def _check_files(path: Path, named: set[str]) -> None:
         raise TensorFileError(f"{path} lacks {_shown(min(missing))}, which its index names: {AGAIN}")
     if others := present - named:
         raise TensorFileError(
-            f"{path} has {_shown(min(others))}, which its index does not name: move that file out of the folder"
+            f"{path} contains {_shown(min(others))}, which its index does not name: move that file out of the folder"
         )
 
 
 def _check_tensors(
     path: Path, name: str, header: TensorHeader, expected: Mapping[str, str], here: Iterable[str]
 ) -> None:
-    """Raises TensorFileError unless a file has exactly the tensors that the index expects in it.
+    """Raises TensorFileError unless a file contains exactly the tensors that the index lists for it.
 
-    expected: each tensor's file in the index, by tensor name. here: the tensors that the index expects in this file.
+    expected: each tensor's file in the index, keyed by tensor name. here: the tensors that the index lists for this
+    file.
     """
     for tensor in header.entries:
         if tensor not in expected:
@@ -202,9 +209,9 @@ def _check_tensors(
 
 
 def _common(path: Path, name: str, so_far: dict[str, str] | None, metadata: object) -> dict[str, str]:
-    """Returns the metadata that all files share. so_far: what earlier files share; None for the first file.
+    """Returns the metadata that all files share. so_far: metadata that earlier files share, or None.
 
-    Raises TensorFileError if Atoll's own metadata differ, since the files are then from different exports.
+    Raises TensorFileError if Atoll's own metadata differ, because the files are then from different exports.
     """
     if not isinstance(metadata, Mapping) or not all(isinstance(value, str) for value in metadata.values()):
         raise TensorFileError(f"{_shown(name)} in {path} has metadata that is not text: {AGAIN}")

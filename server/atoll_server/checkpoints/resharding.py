@@ -1,8 +1,8 @@
 """Divides a stopped run's fragments among a different number of shards.
 
 The new directories are written to a temporary folder, compared with the old ones, and renamed at the end. The old
-directories stay complete. A crash at any point leaves either the old run, or a move that a second call completes. It
-never leaves two runs that can both be started.
+directories stay complete. A crash leaves either the old run or a move that a second call completes. It never leaves two
+runs that can both be started.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from atoll_server.storage import crash_points
 from atoll_server.storage.disk import DISK, Disk
 from atoll_server.storage.spool import Spool, StoredPayload
 
-REGISTRAR = "registrar"  # name of the new directory of a registrar without fragments
+REGISTRAR = "registrar"  # name of the new directory if the registrar holds no fragments
 DIRECTORY_BYTES = 16  # size of the value that identifies a shard's directory
 
 
 @dataclass(frozen=True, slots=True)
 class MovedFragment:
-    """A fragment whose state is the same in its old and new directory. before, after: shard numbers.
+    """A fragment whose state is the same in its old and new directory. before, after: numbers of its old and new shard.
 
-    checksums: CRC-32C of theta, theta_pub and momentum.
+    checksums: CRC-32C checksums of theta, theta_pub and momentum.
     """
 
     fragment: int
@@ -64,7 +64,7 @@ class MovedFragment:
 
 @dataclass(frozen=True, slots=True)
 class Resharded:
-    """A run in its new directories: the registrar's first, then the other shards' in order."""
+    """A run in its new directories: the registrar's directory, then those of the other shards in order."""
 
     directories: tuple[Path, ...]
     fragments: tuple[MovedFragment, ...]
@@ -72,7 +72,7 @@ class Resharded:
 
 @dataclass(slots=True)
 class _Target:
-    """A new directory. fragments: in the order in which their states are written."""
+    """A new directory. fragments: its fragments, in the order in which their states are written."""
 
     number: int
     directory: Path
@@ -95,15 +95,16 @@ def reshard(
     disk: Disk = DISK,
     clock: Clock = SYSTEM,
 ) -> Resharded:
-    """Writes a stopped run into new directories for a different number of shards. Learners keep their outstanding work.
+    """Writes a stopped run to new directories for a different number of shards. Learners keep their outstanding work.
 
-    directories: of all the run's processes, in any order. shards: how many shards hold fragments. out: the folder of
-    the new directories, which must not exist. alone: whether the registrar gets no fragments. logs: pattern of the
-    registrar's log files to copy. progress: called with the number of moved fragments, and of all fragments.
+    directories: directories of all the run's processes, in any order. shards: number of shards that hold fragments.
+    out: folder for the new directories, which must not exist. alone: whether the registrar holds no fragments. logs:
+    pattern of the registrar's log files to copy. progress: called with the number of moved fragments and the number of
+    all fragments.
 
     The old directories are kept, but no core starts from them afterwards. Older checkpoints stay there. Raises
-    SettingsError if a directory is missing, in use or of another run. Raises LedgerError, SnapshotError, SpoolError or
-    TensorFileError if a directory's content is damaged.
+    SettingsError if a directory is missing, is in use or belongs to another run. Raises LedgerError, SnapshotError,
+    SpoolError or TensorFileError if the content of a directory is damaged.
 
     Example: `reshard([Path("run")], 4, Path("run-4"))`
     """
@@ -137,7 +138,10 @@ def reshard(
 
 
 class _Move:
-    """The move of a run into new directories. targets: the registrar's directory first. part: the targets' folder."""
+    """The move of a run to new directories.
+
+    targets: new directories, the registrar's first. part: folder of the targets.
+    """
 
     def __init__(
         self,
@@ -165,7 +169,7 @@ class _Move:
         self._accounts = {row.name: TimeAccount.from_data(row.account) for row in self._learners}
         lengths = {each.index: each.length for each in layout.fragments}
         self._datasets = data_ledger.of_stopped_run(registrar.db, lengths)
-        # Above all numbers in the old directories, so that no number ever names two different snapshots.
+        # This number is above all numbers in the old directories, so that no number ever names two different snapshots.
         self._snapshot = 1 + max(
             (
                 *(row.id for source in sources for row in shard_ledger.snapshots(source.db)),
@@ -194,7 +198,7 @@ class _Move:
             self.targets.append(_Target(number, directory, fragments, identity, db, writer))
 
     def copy(self, logs: str, progress: Callable[[int, int], None] | None) -> None:
-        """Fills the new directories durably. logs, progress: see `reshard`."""
+        """Writes all content of the new directories durably. logs, progress: see `reshard`."""
         owners = {index: target for target in self.targets for index in target.fragments}
         with contextlib.ExitStack() as stack:
             for target in self.targets:
@@ -240,7 +244,7 @@ class _Move:
     # ------------------------------------------------------------------------------ the run's values
 
     def _write_initial(self, target: _Target) -> None:
-        """Writes the initial parameters' file, the run's values and the learners."""
+        """Writes the file of initial parameters, the run's values and the learners."""
         source, registrar = self._registrar.directory / INITIAL, target is self.targets[0]
         if registrar:
             check_initial(source, self._meta["initial_sha256"], self._disk)
@@ -315,7 +319,10 @@ class _Move:
                     self._disk.copy(path, new.path(generation, row.key), link=True)
 
     def _write_snapshot_row(self, target: _Target) -> None:
-        """Adds the new snapshot to a ledger. With several shards, the registrar also gets a manifest."""
+        """Adds the new snapshot to a ledger.
+
+        If there are several shards, also adds a manifest to the registrar's ledger.
+        """
         writer, generation, now = target.snapshot, self._meta["generation"], self._clock.wall()
         tokens = {name: account.counted_tokens() for name, account in self._accounts.items()}
         checksums = dict(writer.checksums)
@@ -350,7 +357,7 @@ class _Move:
     # ------------------------------------------------------------------------------ the proof
 
     def verified(self) -> tuple[MovedFragment, ...]:
-        """Reads the new directories as a starting core does, and compares them with the old ones.
+        """Reads the new directories as a starting core would, and compares them with the old ones.
 
         Returns the fragments in order. Raises SnapshotError, LedgerError or SpoolError for any difference.
         """

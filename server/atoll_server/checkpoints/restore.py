@@ -1,6 +1,6 @@
-"""Restores a run's state from its directory: loads the newest readable snapshot, and replays all later merges.
+"""Restores a run's state from its directory: loads the newest readable snapshot and replays all later merges.
 
-The replay compares each merge with the checksums in the ledger. Starting cores, and exports without a core, use this
+The replay compares each merge with the checksums in the ledger. Starting cores and exports without a core use this
 code. With `from_start`, the replay proves that the ledger reproduces the parameters byte for byte.
 """
 
@@ -45,12 +45,12 @@ READ_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A run's restored state, the updates of the replayed merges, and the snapshots.
+    """A run's restored state, the updates of the replayed merges and the snapshots.
 
-    states, updates: by fragment, for the fragments in this directory. line: the generation's history. snapshots: those
-    in this history, except damaged ones that are newer than the loaded one. undone: snapshots outside this history,
-    whose work a restore discarded. Operators can still restore these. kept: snapshots that checkpoints of several
-    shards name.
+    states, updates: state and updates of each fragment in this directory. line: the generation's history. snapshots:
+    snapshots in this history, except damaged ones that are newer than the loaded one. undone: snapshots outside this
+    history, whose work a restore discarded but which operators can still restore. kept: snapshots that are named in
+    checkpoints of several shards.
     """
 
     layout: Layout
@@ -66,9 +66,9 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Values from the run's tables that a shard needs to restore its fragments, in addition to its own tables.
+    """Values in the run's tables that a shard needs, in addition to its own tables, to restore its fragments.
 
-    line: the generation's history. initial_sha256: digest of the initial parameters' file, in hex. owned: the fragments
+    line: the generation's history. initial_sha256: hex digest of the initial parameters' file. owned: the fragments
     in this directory; None for all fragments of the run.
     """
 
@@ -79,7 +79,7 @@ class Origin:
 
     @classmethod
     def of(cls, meta: dict[str, Any], generation: int | None = None) -> Origin:
-        """Returns the origin of a generation. Raises LedgerError.
+        """Returns the origin of a generation. Raises LedgerError as `stored_layout` does.
 
         meta: the run's values in the ledger. generation: None for the current one.
         """
@@ -92,7 +92,7 @@ class Origin:
 
 
 def stored_layout(meta: dict[str, Any]) -> Layout:
-    """Returns the run's layout. Raises LedgerError if this version of Atoll computes a different one."""
+    """Returns the run's layout. Raises LedgerError if this version of Atoll computes a different layout."""
     layout = plan(tensors_from_data(meta["tensors"]), meta["fragments"])
     if layout.fingerprint.hex() != meta["fingerprint"]:
         raise LedgerError(
@@ -139,10 +139,10 @@ def initial_state(layout: Layout, initial: TensorFile, fragment: FragmentLayout)
 
 
 def check_initial(path: Path, sha256: str, disk: Disk, ending: threading.Event | None = None) -> None:
-    """Compares the initial parameters' file with its digest. sha256: in hex. ending: if set, the check stops early.
+    """Compares the initial parameters' file with its digest. sha256: hex digest. ending: if set, the check stops early.
 
-    The check uses no memory map, since an unreadable page of a map would kill the process. Raises TensorFileError if
-    the file has changed, and OSError if it cannot be read.
+    The check does not use a memory map, since an unreadable page of a map would kill the process. Raises
+    TensorFileError if the file has changed, and OSError if it cannot be read.
     """
     digest, offset = hashlib.sha256(), 0
     with contextlib.closing(disk.open(path)) as file:
@@ -169,9 +169,9 @@ def restore(
 ) -> Restored:
     """Restores and returns a generation's state. Compares the checksums of each replayed merge with the ledger.
 
-    from_start: replays from version 0, which needs the payloads of the whole run (--record). unusable: called for each
-    damaged snapshot that is skipped. Raises LedgerError, SpoolError or TensorFileError, whose message names the damaged
-    item.
+    from_start: whether to replay from version 0, which needs the payloads of the whole run (--record). unusable: called
+    for each damaged snapshot that is skipped. Raises LedgerError, SpoolError or TensorFileError with a message that
+    names the damaged item.
     """
     line, layout, fragments = origin.line, origin.layout, origin.fragments()
     initial = open_tensors(directory / INITIAL, disk)
@@ -203,7 +203,7 @@ def _newest_sound(
     disk: Disk,
     unusable: Callable[[SnapshotError], None],
 ) -> dict[int, FragmentState] | None:
-    """Returns the fragments' states from the newest readable snapshot, or None if no snapshot is readable.
+    """Returns the fragments' states in the newest readable snapshot, or None if no snapshot is readable.
 
     Removes newer, unreadable snapshots from `snapshots`.
     """
@@ -221,7 +221,7 @@ def merge_again(
 ) -> MergeResult:
     """Repeats one merge with the contributions from the ledger and the spool. `check_merge` verifies the result.
 
-    generation: the generation that made the merge. state: the fragment's state before the merge.
+    generation: the generation in which the merge was made. state: the fragment's state before the merge.
     Raises LedgerError or SpoolError if a contribution is missing or damaged.
     """
     stored = []
@@ -258,7 +258,7 @@ def contribution_of(db: sqlite3.Connection, generation: int, key: ContributionKe
 
 
 def drop_damaged(db: sqlite3.Connection, directory: Path, restored: Restored, disk: Disk) -> bool:
-    """Removes damaged snapshots from the ledger, and deletes snapshot files that the ledger does not list.
+    """Removes damaged snapshots from the ledger and deletes snapshot files that the ledger does not list.
 
     Returns whether any snapshot was damaged.
     """

@@ -1,9 +1,9 @@
 """Rolls a run back to an older checkpoint, from which a new generation begins.
 
 If the run has several shards, the registrar's directory is rolled back first. Each shard is rolled back when it
-attaches. One ledger transaction makes the whole change, so a crash leaves either the old generation or the new one.
-Contributions merged after the checkpoint stay in the ledger under the old generation, for receipts, but are no longer
-part of the run.
+attaches. The whole change is one ledger transaction, so a crash leaves either the old generation or the new one.
+Contributions merged after the checkpoint stay in the ledger under the old generation, so that receipts still list them,
+but are no longer part of the run.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ PER_GENERATION_S = 60.0  # assumed shortest time between two restores of a run
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """The result of a rollback. row: the directory's snapshot. merges: number of merges up to it, in all shards.
+    """The result of a rollback. row: the directory's snapshot. merges: merges of all shards up to this snapshot.
 
-    generation: the generation that continues from the checkpoint. began: whether the rollback began this generation.
+    generation: the generation that continues from the checkpoint. began: whether this rollback started the generation.
     shards: number of other shards, which must also be rolled back.
     """
 
@@ -55,9 +55,9 @@ def roll_back(
 ) -> RolledBack:
     """Rolls back the run in a core's directory to a checkpoint. Changes nothing if the run is already there.
 
-    backup_at: when the backup was taken from which the directory was restored, in wall-clock seconds; 0: no backup.
-    Raises SettingsError if there is no run, if the checkpoint is missing or damaged, or if a core uses the directory.
-    Raises SettingsError for the directory of a shard without the registrar. Raises LedgerError for a damaged ledger.
+    backup_at: time of the backup from which the directory was restored, in wall-clock seconds; 0 without a backup.
+    Raises SettingsError if there is no run, if the checkpoint is missing or damaged, if a core uses the directory, or
+    if the directory belongs to a shard without the registrar. Raises LedgerError for a damaged ledger.
     """
     with stopped_ledger(directory, disk) as db:
         meta = _meta(db, directory)
@@ -70,7 +70,7 @@ def roll_back(
 
 
 def follow(directory: Path, generation: int, snapshot: int, disk: Disk = DISK, clock: Clock = SYSTEM) -> RolledBack:
-    """Rolls back the directory of a shard, whose run was restored to a checkpoint.
+    """Rolls back the directory of a shard after its run was restored to a checkpoint.
 
     generation: the run's new generation. snapshot: the shard's snapshot in the checkpoint. Changes nothing if the shard
     is already at this generation. Raises the same errors as `roll_back`.
@@ -80,7 +80,7 @@ def follow(directory: Path, generation: int, snapshot: int, disk: Disk = DISK, c
 
 
 def _meta(db: sqlite3.Connection, directory: Path) -> dict[str, Any]:
-    """Returns the run's values in the ledger. Raises SettingsError if the run has no parameters."""
+    """Returns the run's values in the ledger. Raises SettingsError if the run has no parameters yet."""
     meta = run_ledger.get_meta(db)
     if "fingerprint" not in meta:
         raise SettingsError(
@@ -128,7 +128,7 @@ class _Rollback:
         return RolledBack(row, merges, generation, began=True, shards=others)
 
     def _alone(self, checkpoint: int) -> RolledBack:
-        """Rolls back a run with one shard, whose snapshots are its checkpoints."""
+        """Rolls back a run that has one shard. The shard's snapshots are the run's checkpoints."""
         row, line = self._intact(checkpoint), self._line
         merges = sum(row.versions.values())
         if line.beginnings and line.beginnings[0].checkpoint == checkpoint and self._untouched():
@@ -138,10 +138,10 @@ class _Rollback:
         return RolledBack(row, merges, generation, began=True)
 
     def _next(self) -> int:
-        """Returns the number of a new generation.
+        """Returns a number for a new generation.
 
-        A backup does not know the generations that began after it. If one of their numbers were used again, learners
-        and shards of that generation would not notice the restore. So the number also grows with the backup's age.
+        A backup does not contain the generations that began after it. If one of their numbers were reused, learners and
+        shards of that generation would not notice the restore. The number therefore also grows with the backup's age.
         """
         age_s = max(0.0, self._clock.wall() - self._backup_at) if self._backup_at else 0.0
         return self._line.generation + 1 + int(age_s / PER_GENERATION_S)
@@ -154,7 +154,10 @@ class _Rollback:
         return RolledBack(row, sum(row.versions.values()), generation, began=began)
 
     def _intact(self, snapshot: int) -> SnapshotRow:
-        """Returns a snapshot's row after reading its file. Raises SettingsError if it is missing or damaged."""
+        """Returns a snapshot's row after reading the snapshot's file.
+
+        Raises SettingsError if the file is missing or damaged.
+        """
         rows = shard_ledger.snapshots(self._db)
         row = next((each for each in rows if each.id == snapshot), None)
         part = "owned" in self._meta  # then the snapshot is only this shard's part of a checkpoint
@@ -179,7 +182,7 @@ class _Rollback:
         return next(shard_ledger.contributions(self._db, self._line.generation, "LIMIT 1"), None) is None
 
     def _begin(self, generation: int, row: SnapshotRow, manifest: RestoredManifest | None = None) -> None:
-        """Begins a generation at a snapshot. manifest: the run's checkpoint that names the snapshot, if any."""
+        """Begins a generation at a snapshot. manifest: the checkpoint of the run that names this snapshot, if any."""
         db, meta = self._db, self._meta
         now = self._clock.wall()
         begun = Beginning(generation, row.generation, row.id, row.versions, meta["epoch"], now, self._backup_at)
@@ -187,7 +190,7 @@ class _Rollback:
             _refuse_pending(db, self._line.generation, begun)
             meta |= {"generation": generation, lineage.META: [*meta.get(lineage.META, []), begun.as_data()]}
             if run_ledger.VIEW in meta:  # a shard's schedules follow the checkpoint even before it attaches
-                # Epoch 0, since the registrar may have been restored from a backup with a lower epoch.
+                # The epoch is 0, since the registrar may have been restored from a backup with a lower epoch.
                 view = meta[run_ledger.VIEW] | {"run_tokens": sum(row.tokens.values()), "epoch": 0, "sequence": 0}
                 run_ledger.put_meta(db, run_ledger.VIEW, view)
             for key in ("generation", lineage.META):
@@ -201,7 +204,7 @@ class _Rollback:
 
 
 def _listed(rows: Sequence[SnapshotRow | Manifest]) -> str:
-    """Returns a list of the checkpoints, as text for error messages."""
+    """Returns a list of the checkpoints as text for error messages."""
     if not rows:
         return "the run has no checkpoint that can be restored"
     told = [f"{row.id} ({sum(row.versions.values())} merges, generation {row.generation})" for row in rows]
@@ -216,7 +219,7 @@ def _refuse_pending(db: sqlite3.Connection, generation: int, begun: Beginning) -
 
 
 def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, origin: Origin) -> None:
-    """Writes all learners' sums and accounts. The sums count only tokens merged in the new generation's history."""
+    """Writes all learners' sums and accounts. The sums include only tokens merged in the new generation's history."""
     sums: dict[Sender, TotalsRow] = {}
     merged: dict[Sender, int] = defaultdict(int)
     through = 0
@@ -245,7 +248,7 @@ def _count_again(db: sqlite3.Connection, line: Line, row: SnapshotRow, origin: O
 
 
 def _mean(learner: LearnerRow, tokens: Mapping[Sender, int], layout: Layout) -> float:
-    """Returns a learner's tokens in its newest incarnation, as a mean over fragments weighted by their length."""
+    """Returns the tokens of a learner's newest incarnation, as a mean over fragments weighted by their length."""
     parts = (
         tokens.get((learner.name, learner.incarnation, fragment.index), 0) * fragment.length / layout.parameters
         for fragment in layout.fragments
@@ -254,7 +257,10 @@ def _mean(learner: LearnerRow, tokens: Mapping[Sender, int], layout: Layout) -> 
 
 
 def _restored(learner: LearnerRow, row: SnapshotRow, undone: float, kept: float | None) -> LearnerRow:
-    """Returns a learner's row with its account reset to the checkpoint. undone, kept: see `TimeAccount.restored`."""
+    """Returns a learner's row after resetting its account to the checkpoint.
+
+    undone, kept: see `TimeAccount.restored`.
+    """
     account: TimeAccount = TimeAccount.from_data(learner.account)
     account.restored(row.tokens.get(learner.name, 0), undone, kept)
     account.by_shard.clear()  # these sums include work that the restore discarded; each shard computes its own again

@@ -1,7 +1,7 @@
-"""A shard's part of the initial parameters, as a safetensors file.
+"""Writes a shard's part of the initial parameters as a safetensors file.
 
-The file contains the pieces of the shard's fragments, in the types of the whole file. A piece of a cut tensor has the
-piece's name in the layout, such as "embedding[0:4096]".
+The file contains the pieces of the shard's fragments, in the types of the whole file. A piece of a divided tensor has
+the same name as in the layout, such as "embedding[0:4096]".
 """
 
 from __future__ import annotations

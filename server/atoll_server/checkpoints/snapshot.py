@@ -1,7 +1,7 @@
 """Writes and reads snapshot files, which contain the parameters, published parameters and momentum of all fragments.
 
-Fragments are independent, so a snapshot may contain a different version of each. Each fragment is written between two
-of its merges. The file is durable before the snapshot's row is written to the ledger.
+Fragments are independent, so their versions in a snapshot may differ. Each fragment is written between two of its
+merges. The file is durable before the snapshot's row is written to the ledger.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SnapshotError(UserError):
 
 
 def snapshot_path(directory: Path, snapshot_id: int) -> Path:
-    """Returns the path of the snapshot's file."""
+    """Returns the path of a snapshot's file."""
     return directory / "snapshots" / f"{snapshot_id:08d}.safetensors"
 
 
@@ -84,9 +84,9 @@ class SnapshotWriter:
 def load_snapshot(
     path: Path, fragments: Sequence[FragmentLayout], row: SnapshotRow, disk: Disk = DISK
 ) -> dict[int, FragmentState]:
-    """Reads a snapshot, and compares it with the checksums in the ledger. Returns the states by fragment.
+    """Reads a snapshot and compares it with the checksums in the ledger. Returns the states by fragment.
 
-    row: the snapshot's row in the ledger. Raises SnapshotError if the snapshot is missing or damaged.
+    row: row of the snapshot in the ledger. Raises SnapshotError if the snapshot is missing or damaged.
     """
     return dict(_states(path, fragments, row, disk))
 

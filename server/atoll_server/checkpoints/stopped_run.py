@@ -1,4 +1,4 @@
-"""The directories of a stopped run, which stay locked while the run is moved, and the folder of its new directories."""
+"""Manages the directories of a stopped run, which are locked while it is moved, and the folder for the new ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atoll_server.ledger import database, run_ledger
 from atoll_server.ledger.rows import LearnerRow
 from atoll_server.storage.disk import Disk
 
-MARK = "resharded"  # an empty file that shows that `reshard` wrote the folder
+MARK = "resharded"  # an empty file that marks a folder that `reshard` wrote
 BYTES_PER_PARAMETER = 12 + 4  # a snapshot, and at most a copy of the initial parameters
 
 
@@ -53,7 +53,7 @@ class StoppedShard:
 
 @contextlib.contextmanager
 def stopped_ledger(directory: Path, disk: Disk) -> Iterator[sqlite3.Connection]:
-    """Context manager for a directory's ledger. No core can use the directory meanwhile.
+    """Context manager for a directory's ledger. No core can use the directory until the block ends.
 
     Raises SettingsError if there is no run or a core uses the directory, and LedgerError if the ledger is damaged.
     """
@@ -75,7 +75,7 @@ def stopped_ledger(directory: Path, disk: Disk) -> Iterator[sqlite3.Connection]:
 
 
 def open_shards(stack: contextlib.ExitStack, directories: Sequence[Path], disk: Disk) -> list[StoppedShard]:
-    """Locks the directories and opens their ledgers, until the stack closes. Raises the errors of `stopped_ledger`."""
+    """Locks the directories and opens their ledgers until the stack closes. Raises the errors of `stopped_ledger`."""
     opened = [(directory, stack.enter_context(stopped_ledger(directory, disk))) for directory in directories]
     return [StoppedShard(directory, db, run_ledger.get_meta(db)) for directory, db in opened]
 
@@ -129,7 +129,7 @@ def _check_member(source: StoppedShard, registrar: StoppedShard) -> None:
 
 
 def learners_of(sources: Sequence[StoppedShard], registrar: StoppedShard) -> list[LearnerRow]:
-    """Returns the registrar's learners with the newest incarnations, which only another shard may have seen."""
+    """Returns the registrar's learners with their newest incarnations, some of which only another shard may know."""
     newest: dict[str, int] = {}
     for source in sources:
         for row in run_ledger.learners(source.db):
@@ -154,7 +154,10 @@ def check_room(out: Path, parameters: int, disk: Disk) -> None:
 
 
 def new_folder(out: Path, disk: Disk) -> Path:
-    """Returns an empty folder, which gets its final name at the end. Removes the folder of an interrupted move."""
+    """Returns an empty folder, which is renamed to its final name at the end.
+
+    Removes the folder of an interrupted move.
+    """
     if disk.exists(out):
         raise SettingsError(f"{out} exists: remove it, or give another --out")
     part = out.with_name(f"{out.name}.part")

@@ -1,7 +1,7 @@
 """Reads safetensors files through a memory map.
 
-The safetensors library's NumPy interface lacks bfloat16, and needs all tensors in memory at once. `tensor_header`
-describes the format. Tests compare both modules with the safetensors library.
+The safetensors library's NumPy interface lacks bfloat16 and needs all tensors in memory at once. `tensor_header`
+describes the format. Tests compare this module and `tensor_header` with the safetensors library.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from atoll_server.storage.disk import DISK, Disk, ReadableFile
 
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """An open safetensors file. data: its memory map, so that only accessed parts are read from disk."""
+    """An open safetensors file. data: memory map of the file; only accessed parts are read from disk."""
 
     path: Path
     entries: Mapping[str, TensorEntry]
@@ -41,7 +41,7 @@ class TensorFile:
         return self.data[entry.start : entry.stop]
 
     def forget(self) -> None:
-        """Releases the memory used by parts of the file that were read. Later accesses read these parts again."""
+        """Releases the memory of the parts of the file that were read. Later accesses read these parts again."""
         if isinstance(self.data.base, mmap.mmap):
             self.data.base.madvise(mmap.MADV_DONTNEED)
 
@@ -64,7 +64,7 @@ class TensorFile:
 
 
 def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
-    """Checks every offset in a file's header, and maps the file.
+    """Checks every offset in a file's header and maps the file to memory.
 
     Raises TensorFileError if the file is missing or invalid.
     """
@@ -81,7 +81,7 @@ def open_tensors(path: Path, disk: Disk = DISK) -> TensorFile:
 
 
 def read_header(path: Path, file: ReadableFile) -> TensorHeader:
-    """Reads and checks a file's header. path: for error messages. Raises TensorFileError."""
+    """Reads and checks a file's header. path: path to show in error messages. Raises TensorFileError."""
     try:
         length = header_length(file.read_at(0, LENGTH_BYTES), file.size)
         return parse_header(file.read_at(LENGTH_BYTES, length), file.size)

@@ -1,4 +1,7 @@
-"""Verifies the ledger and the initial parameters while the core serves. A starting core reads only parts of them."""
+"""Verifies the ledger and the initial parameters while the core is serving.
+
+A starting core reads only parts of them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ DAMAGE = (UserError, sqlite3.Error, OSError, TypeError, ValueError)  # a row wit
 
 
 class RunVerifier:
-    """Verifies a run's files in a background thread. say: called with a description of each damaged file."""
+    """Verifies a run's files in a background thread. say: function called with a description of each damaged file."""
 
     def __init__(self, directory: Path, disk: Disk, clock: Clock, say: Callable[[str], None]) -> None:
         self._directory = directory
@@ -37,7 +40,7 @@ class RunVerifier:
         self._thread: threading.Thread | None = None
 
     def begin(self, initial_sha256: str) -> None:
-        """Starts the thread. initial_sha256: the initial parameters' digest in hex; empty before they exist."""
+        """Starts the thread. initial_sha256: hex digest of the initial parameters; empty before they exist."""
         checks = [self._rows, self._pages]
         if initial_sha256:
             checks.append(lambda: check_initial(self._directory / INITIAL, initial_sha256, self._disk, self._ending))

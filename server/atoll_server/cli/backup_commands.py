@@ -1,4 +1,4 @@
-"""`atoll checkpoint backup` and `atoll checkpoint restore-backup`: copies of a run's directory on another disk."""
+"""Implements `atoll checkpoint backup` and `atoll checkpoint restore-backup`, which copy a run's directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from atoll_wire.errors import UserError, need
 
 KEEPING = ("numba", "zstandard")
-NO_RUN_S = 10.0  # seconds between looks for a run's first parameters
+NO_RUN_S = 10.0  # seconds between checks for a run's first parameters
 AGAIN_S = 60.0  # longest wait in seconds after a failed backup
 
 
@@ -40,14 +40,14 @@ def backup_command(
         float,
         typer.Option(
             "--every-s",
-            help="Take a backup at each multiple of this time since 1970, until SIGTERM. A failed backup is repeated "
+            help="Take a backup at each multiple of this time since 1970 until SIGTERM. A failed backup is repeated "
             "within a minute. Default: take one backup.",
             envvar="ATOLL_CHECKPOINT_BACKUP_EVERY_S",
             min=0.0,
         ),
     ] = 0.0,
 ) -> None:
-    """Back up a run's directory, whose core may be running. Learners and the core do not wait.
+    """Back up a run's directory. The core may be running. Neither learners nor the core wait for the backup.
 
     Each backup is a new folder with a verified copy of the ledger, the newest snapshot, the initial parameters, and
     the payloads that no snapshot covers. Unchanged files are hard links to the previous backup. A failed backup
@@ -78,10 +78,11 @@ def _back_up(directory: Path, root: Path, keep: int) -> None:
 
 
 def _keep_backing_up(directory: Path, root: Path, keep: int, every_s: float) -> NoReturn:
-    """Takes a backup at each multiple of `every_s` since 1970, until SIGTERM. Waits while there is no run yet.
+    """Takes a backup at each multiple of `every_s` since 1970 until SIGTERM. Waits until there is a run.
 
-    The multiples are the same on all machines, so the backups of several shards have almost the same time. After a
-    failed backup, the process goes on: if it ended, Kubernetes would take the core in the same pod out of its Service.
+    The multiples are the same on all machines, so the backups of several shards are taken at almost the same time.
+    After a failed backup, the process continues. If it ended, Kubernetes would remove the core in the same pod from its
+    Service.
     """
     from atoll_wire.process.clock import SYSTEM
 
@@ -89,7 +90,7 @@ def _keep_backing_up(directory: Path, root: Path, keep: int, every_s: float) -> 
     from atoll_server.backups.backup_folder import newest_in
 
     def end(*_: object) -> NoReturn:
-        raise SystemExit(0)  # ends a running backup, which then does not count
+        raise SystemExit(0)  # ends a running backup, which is then incomplete
 
     signal.signal(signal.SIGTERM, end)
     pause, said = threading.Event(), False
@@ -117,7 +118,7 @@ def restore_command(
         Path,
         typer.Option(
             "--dir",
-            help="New directory for a core. It must be empty, or have a run without parameters.",
+            help="New directory for a core. It must be empty or contain a run without parameters.",
             envvar="ATOLL_CHECKPOINT_RESTORE_BACKUP_DIR",
         ),
     ],
@@ -130,10 +131,11 @@ def restore_command(
         ),
     ] = 0,
 ) -> None:
-    """Restore a backup into a new directory. A new generation begins there, with the backup's parameters bit for bit.
+    """Restore a backup into a new directory. A new generation begins with the backup's parameters, bit for bit.
 
-    The command verifies all files, and repeats the merges after the backup's snapshot. It needs the memory of a core.
-    After an interruption, run it again: until it ends, no core starts from the directory. The backup stays unchanged.
+    The command verifies all files and repeats the merges after the backup's snapshot. It needs as much memory as a
+    core. After an interruption, run it again: no core starts from the directory until the command has finished. The
+    backup is not changed.
     """
     need("checkpoint restore-backup", "server", *KEEPING)
     from atoll_server.backups.restoring import restore_backup

@@ -35,7 +35,10 @@ def register(app: typer.Typer) -> None:
 
 
 def init_command(directory: Folder = Path("certs")) -> None:
-    """Create a certificate authority. Keep its key, ca-key.pem, secret: it can sign certificates for any name and role."""
+    """Create a certificate authority.
+
+    Keep its key, ca-key.pem, secret: the key can sign certificates for any name and role.
+    """
     from atoll_server.access.certificate_authority import init
 
     print(f"wrote the certificate authority {init(directory)}; issue certificates with `atoll certs issue`")
@@ -58,7 +61,7 @@ def issue_command(
     days: Annotated[float, typer.Option(help="Days until the certificate expires.", min=0.001, max=3650.0)] = 365.0,
     directory: Folder = Path("certs"),
 ) -> None:
-    """Create or renew the certificate directory of a process. Give the process this directory as --tls."""
+    """Create or renew the certificate directory of a process. Pass this directory to the process as --tls."""
     from atoll_wire.security.certificate import Role, brief, read_certificate
 
     from atoll_server.access.certificate_authority import issue

@@ -220,9 +220,9 @@ def checkpoint_verify(
     """Check whether a core can start from a backup, or from a stopped run's directory.
 
     The command changes no files. It reads the whole ledger, all snapshots, the initial parameters and the payloads.
-    It repeats the same merges as a starting core, and needs about as much memory. It prints a warning for damage that
-    does not prevent a start. The exit status is 1 if a core could not start or continue, or if pages of the ledger
-    are damaged.
+    It repeats the same merges as a starting core and needs about as much memory. It prints a warning for damage that
+    does not prevent a start. The exit status is 1 if a core could not start or continue or if pages of the ledger are
+    damaged.
     """
     need("checkpoint verify", "server", *KEEPING)
     from atoll_server.cli.verify import verify
@@ -241,8 +241,8 @@ def checkpoint_restore(
 ) -> None:
     """Restore a run to an older checkpoint. A new generation begins there, and learners continue from it.
 
-    A core keeps the newest snapshots (--keep-snapshots, default 3), and takes one when it stops. After a restore, the
-    old generation's snapshots stay until the new generation has two. Until then, you can undo the restore.
+    A core keeps the newest snapshots (--keep-snapshots, default 3) and takes one when it stops. After a restore, the
+    old generation's snapshots are kept until the new generation has two. Until then, you can undo the restore.
     """
     need("checkpoint restore", "server", *KEEPING)
     from atoll_server.cli.run_directory import restore_checkpoint
@@ -255,7 +255,7 @@ def checkpoint_restore(
 
 @takes(reach=core)
 def checkpoint_take(reach: Reach) -> None:
-    """Take a checkpoint now, and wait until it is durable."""
+    """Take a checkpoint now and wait until it is durable."""
     from atoll_server.cli.operator_client import take_checkpoint
 
     take_checkpoint(_target(reach))
@@ -283,10 +283,10 @@ def checkpoint_export(
         ),
     ] = None,
 ) -> None:
-    """Write the published model as a safetensors file, or as a folder of such files.
+    """Write the published model as a safetensors file or as a folder of such files.
 
-    A folder follows the format of Hugging Face's libraries: files and an index. The command
-    overwrites an earlier export at the same path.
+    A folder uses the format of Hugging Face's libraries: files and an index. The command overwrites an earlier export
+    at the same path.
     """
     from atoll_server.cli.operator_client import export_checkpoint
 
@@ -324,7 +324,7 @@ def replay_command(
         ),
     ] = None,
 ) -> None:
-    """Repeat every merge of a recorded run from its ledger: byte for byte, or with other outer settings."""
+    """Repeat every merge of a recorded run from its ledger, either byte for byte or with other outer settings."""
     need("replay", "server", *KEEPING)
     from rich.progress import Progress
 
@@ -377,11 +377,11 @@ def reshard_command(
         bool, typer.Option("--registrar-only", help="Give the registrar a directory without fragments.")
     ] = False,
 ) -> None:
-    """Divide a stopped run among a different number of shards. Nothing acknowledged is lost, and no parameter changes.
+    """Divide a stopped run among a different number of shards. No acknowledged work is lost, and no parameter changes.
 
     The command needs memory for one old shard, and disk space for the new directories: 12 bytes per parameter, the
     initial parameters, and pending contributions. It compares the new directories with the old ones. The old
-    directories stay as they are, with their older checkpoints, but no core starts from them.
+    directories are not changed and keep their older checkpoints, but no core starts from them.
     """
     need("reshard", "server", *KEEPING)
     from atoll_server.cli.reshard import reshard_directories

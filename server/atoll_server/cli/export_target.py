@@ -1,4 +1,7 @@
-"""The target of an export: one file, or a folder of files with an index. The target appears complete, or not at all."""
+"""Writes the target of an export: one file, or a folder of files with an index.
+
+The target appears complete or not at all.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,9 @@ class ExportError(UserError):
 
 @contextlib.contextmanager
 def export_target(out: Path, max_file_bytes: int | None) -> Iterator[Sink]:
-    """Context manager for a target that takes the bytes of one safetensors file. The target replaces an earlier export.
+    """Context manager for a target that receives the bytes of one safetensors file. It replaces an earlier export.
 
-    max_file_bytes: limit on each file of a folder; None for one file. Raises ExportError.
+    max_file_bytes: limit on the size of each file in a folder; None for one file. Raises ExportError.
     """
     try:
         with new_file(out) if max_file_bytes is None else _folder(out, max_file_bytes) as sink:
@@ -57,12 +60,12 @@ def _folder(out: Path, max_file_bytes: int) -> Iterator[Sink]:
         _remove(part)
         if old.exists() and not place.exists():
             old.rename(place)
-    with contextlib.suppress(OSError):  # a file that appeared in the old folder meanwhile stays
+    with contextlib.suppress(OSError):  # keeps a file that appeared in the old folder meanwhile
         _remove(old)
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Raises ExportError if `folder` exists and is not a folder with only an export's files."""
+    """Raises ExportError if `folder` exists and is not a folder that contains only the files of an export."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise ExportError(f"{folder} exists and is not a folder: give another path, or omit --max-file-size")
     others = [each.name for each in folder.iterdir() if not _is_ours(each)] if folder.exists() else []

@@ -24,7 +24,7 @@ from atoll_server.cli.export_target import export_target, print_export
 from atoll_server.cli.tables import checkpoint_row, named_shards, print_checkpoints
 
 TIMEOUT_S = 10.0
-OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]  # a new channel does not wait as an earlier one would
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]  # a new channel does not share the back-off of an earlier one
 
 
 class OperatorError(UserError):
@@ -39,9 +39,9 @@ class CoreUnreachableError(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class OperatorTarget:
-    """The address and credentials with which an operator reaches a core or a front.
+    """The address and credentials with which an operator connects to a core or a front.
 
-    address: HOST:PORT. token: empty if the core requires none.
+    address: HOST:PORT. token: the operator's token; empty if the core requires none.
     """
 
     address: str
@@ -78,7 +78,7 @@ def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
 
 
 def _check_caller(tls: Path | None) -> None:
-    """Raises OperatorError for a core's certificate, since a core would refuse the operator's calls."""
+    """Raises OperatorError for a core's certificate, since the core would refuse operators' calls with it."""
     identity = "" if tls is None else read_certificate(tls).identity
     if identity.startswith(f"{Role.CORE.value}/"):
         text = f"--tls {tls} has the certificate of {identity}, not of an operator"
@@ -102,7 +102,7 @@ class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
 
 
 def pause(remote: OperatorTarget, reason: str) -> None:
-    """Pauses the run. If the reason is empty, resumes the run."""
+    """Pauses the run, or resumes it if the reason is empty."""
     with operator(remote) as stub:
         if not reason and not stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).paused:
             print("the run is not paused")
@@ -113,7 +113,7 @@ def pause(remote: OperatorTarget, reason: str) -> None:
 
 
 def evict(remote: OperatorTarget, learner: str, reason: str, tokens: int | None) -> None:
-    """Evicts a learner. If the reason is empty, lets the learner join again.
+    """Evicts a learner, or lets it join again if the reason is empty.
 
     tokens: number of the learner's reported tokens to keep; None to keep all.
     """
@@ -124,7 +124,7 @@ def evict(remote: OperatorTarget, learner: str, reason: str, tokens: int | None)
 
 
 def _print_unconfirmed(shards: Sequence[int]) -> None:
-    """Prints which shards have not confirmed an action yet."""
+    """Prints the shards that have not confirmed an action yet."""
     if shards:
         print(f"not yet confirmed by {named_shards(shards)}, which will apply the change later")
 
@@ -145,7 +145,7 @@ def take_checkpoint(remote: OperatorTarget) -> None:
 
 
 def export_checkpoint(remote: OperatorTarget, out: Path, *, initial: bool, max_file_bytes: int | None = None) -> None:
-    """Writes the published model to a file or folder. Leaves no files if the stream breaks.
+    """Writes the published model to a file or folder. Leaves no files if the stream is interrupted.
 
     max_file_bytes: limit on the size of each file in the folder `out`; None for one file.
     """

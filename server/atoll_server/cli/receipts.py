@@ -1,4 +1,4 @@
-"""Shows the receipts of contributions, from a core or from a run's directory, for `atoll receipts`."""
+"""Implements `atoll receipts`, which shows the receipts of contributions from a core or from a run's directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from atoll_server.operators.receipt_pages import logged_receipt
 def from_core(remote: OperatorTarget, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:
     """Returns the newest `last` receipts from a core, newest first.
 
-    Makes several calls, since the core limits the receipts per reply. Raises OperatorError.
+    Makes several calls, since the core limits the number of receipts per reply. Raises OperatorError.
     """
     found: list[pb.LoggedReceipt] = []
     before, missing = "", set[int]()

@@ -1,4 +1,4 @@
-"""Replays a recorded run from its ledger: byte for byte, or with other outer settings."""
+"""Replays a recorded run from its ledger, either byte for byte or with other outer settings."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from atoll_server.storage.spool import Spool, SpoolError
 
 WHAT_IF = ("outer_lr", "outer_momentum", "outer_warm_up", "staleness_exponent", "codec")
 
-Tell = Callable[[int, int], None]  # arguments: number of merges so far, and in total
+Tell = Callable[[int, int], None]  # arguments: number of merges so far, total number of merges
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """The result of a replay, compared with the state that a core would start with.
 
-    identical: whether parameters and momentum are bitwise equal. snapshot: whether a snapshot could be read. If not,
+    identical: whether parameters and momentum are bitwise equal. snapshot: whether a snapshot could be read; if not,
     the compared state comes from the same ledger as the replay. apart: distance between the replayed and the recorded
     published parameters, as a fraction of the distance between the recorded run's initial and final parameters.
     """
@@ -51,10 +51,10 @@ def replay(directory: Path, changes: Sequence[str], tell: Tell, generation: int 
     """Repeats every merge of a run, or of one shard of a run, starting from the initial parameters.
 
     changes: settings to change, as NAME=VALUE; if empty, the replay compares each merge with the ledger's checksums.
-    tell: called after each merge. generation: the replay repeats the merges in this generation's history; None for the
-    current one. Changes do not affect contributions, because learners trained from the recorded anchors.
-    A core may use the directory during the replay. The replay leaves out merges that this core makes meanwhile.
-    Raises UsageError, LedgerError, SpoolError or TensorFileError.
+    tell: called after each merge. generation: generation whose history is replayed; None for the current generation.
+    Changes do not affect contributions, because learners trained from the recorded anchors. A core may use the
+    directory during the replay. The replay omits merges that this core makes meanwhile. Raises UsageError, LedgerError,
+    SpoolError or TensorFileError.
     """
     recorded = read_run(directory, check=True, generation=generation)
     layout, initial = recorded.layout, recorded.initial
@@ -97,7 +97,7 @@ def _again(
 
 
 class _WhatIf:
-    """The run's settings with the requested changes. Only the settings in WHAT_IF may change. Raises UsageError."""
+    """The run's settings with the requested changes. Raises UsageError for a setting that is not in WHAT_IF."""
 
     def __init__(self, recorded: RunSettings, changes: Sequence[str]) -> None:
         given: dict[str, str] = {}
@@ -115,7 +115,7 @@ class _WhatIf:
         self._settings = recorded.changed(**given)
 
     def of(self, row: MergeRow) -> MergeRow:
-        """Returns a merge's row with the changed settings."""
+        """Returns a merge's row after applying the changed settings."""
         rule, settings = dict(row.rule), self._settings
         lr, momentum = settings.outer_at(rule["age"], rule["heat"])
         if "outer_lr" in self._names:

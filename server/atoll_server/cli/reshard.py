@@ -1,4 +1,4 @@
-"""`atoll reshard`: divides a stopped run among a different number of shards, and prints how to start the run."""
+"""Implements `atoll reshard`, which divides a stopped run among a different number of shards."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from atoll_server.service.server import AUDIT_LOG
 
 
 def reshard_directories(given: Sequence[Path], shards: int, out: Path | None, *, alone: bool) -> None:
-    """Moves the run in these directories, or in the folders within one given folder. Prints the result.
+    """Moves the run in these directories, or in the subfolders of one given folder. Prints how to start the moved run.
 
-    out: None for a folder next to the first given folder. Raises the same errors as `reshard`.
+    out: folder for the new directories; None for a folder next to the first given folder. Raises the same errors as
+    `reshard`.
     """
     directories = [each for folder in given for each in _directories(folder)]
     target = out or given[0].absolute().with_name(f"{given[0].absolute().name}-{shards}-shards")
@@ -47,7 +48,7 @@ def reshard_directories(given: Sequence[Path], shards: int, out: Path | None, *,
 
 
 def _directories(folder: Path) -> list[Path]:
-    """Returns the folder if it is a core's directory, otherwise the directories of cores in the folder."""
+    """Returns the folder if it is a core's directory; otherwise, the cores' directories in the folder."""
     if (folder / LEDGER).is_file():
         return [folder]
     found = sorted(path.parent for path in folder.glob(f"*/{LEDGER}")) if folder.is_dir() else []

@@ -1,4 +1,4 @@
-"""Reads a run's directory without a core, for exports, replays, and restores of checkpoints."""
+"""Reads a run's directory without a core, to export the model, replay merges or restore a checkpoint."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def read_run(
 ) -> Restored:
     """Returns the state that a core would start from.
 
-    from_start: replays the whole ledger, which needs --record. check: also compares the initial parameters' file with
-    its digest, since an export copies tensors from this file. generation: None for the current one.
-    Raises SettingsError if the directory contains no run or the generation does not exist.
+    from_start: whether to replay the whole ledger, which needs --record. check: whether to also compare the initial
+    parameters' file with its digest, since an export copies tensors from this file. generation: None for the current
+    one. Raises SettingsError if the directory contains no run or the generation does not exist.
     """
     with ledger_of(directory) as db:
         meta = run_ledger.get_meta(db)
@@ -63,7 +63,7 @@ def shard_number(meta: dict[str, Any]) -> int:
 
 
 def check_whole_model(directory: Path) -> None:
-    """Raises SettingsError if a directory has no run, or only a part of the run's fragments."""
+    """Raises SettingsError if a directory contains no run or only some of the run's fragments."""
     with ledger_of(directory) as db:
         meta = run_ledger.get_meta(db)
     if "owned" in meta:
@@ -75,7 +75,7 @@ def check_whole_model(directory: Path) -> None:
 
 @contextmanager
 def ledger_of(directory: Path, *, unused: bool = False) -> Iterator[sqlite3.Connection]:
-    """Context manager that opens a run's ledger read-only. unused: True if certainly no core is using it.
+    """Context manager that opens a run's ledger read-only. unused: whether it is certain that no core uses the ledger.
 
     Raises SettingsError if there is no run or the run has no parameters, and LedgerError if the ledger is damaged.
     """
@@ -101,7 +101,7 @@ def list_from_directory(directory: Path, form: Format = Format.TABLE) -> None:
 
 
 def restore_checkpoint(directory: Path, checkpoint: int) -> None:
-    """Restores the run in a directory to a checkpoint, and prints the result. Raises the same errors as `roll_back`."""
+    """Restores the run in a directory to a checkpoint and prints the result. Raises the same errors as `roll_back`."""
     done = roll_back(directory, checkpoint)
     if not done.began:
         print(f"the run is already at checkpoint {checkpoint} (generation {done.generation}): {done.merges} merges")
@@ -113,7 +113,7 @@ def restore_checkpoint(directory: Path, checkpoint: int) -> None:
 
 
 def export_from_directory(directory: Path, out: Path, *, initial: bool, max_file_bytes: int | None = None) -> None:
-    """Writes the published model from a run's directory. initial: writes the initial parameters instead.
+    """Writes the published model from a run's directory. initial: whether to write the initial parameters instead.
 
     max_file_bytes: limit on the size of each file in the folder `out`; None for one file.
     """
@@ -131,7 +131,7 @@ def write_model(
     run: RunId | None,
     max_file_bytes: int | None = None,
 ) -> None:
-    """Writes the published model from these states, completely or not at all. Prints a line.
+    """Writes the published model from these states, completely or not at all. Prints a line about the result.
 
     run: see `model_file.write_model`. Raises ExportError.
     """

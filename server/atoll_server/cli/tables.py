@@ -39,8 +39,8 @@ def checkpoint_row(each: pb.Checkpoint) -> tuple[str, str, str, str, str]:
 def shown(reply: pb.StatusReply, form: Format, most: int | None = None) -> RenderableType:
     """Returns a run's status as text and tables.
 
-    form: wide for all columns. most: limit on shown learners, and on shown fragments; None for no limit. If `most` is
-    set, learners in states other than live and left come first.
+    form: output format; the wide form shows all columns. most: limit on the number of learners and on the number of
+    fragments shown; None for no limit. If `most` is set, learners that are neither live nor left come first.
     """
     size = f"{reply.parameters:,} parameters in {len(reply.fragments)} fragments  {reply.merges:,} merges"
     parts: list[RenderableType] = [

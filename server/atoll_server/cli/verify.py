@@ -1,4 +1,4 @@
-"""Checks whether a core can start from a run's directory. The check needs no running core, and changes no files."""
+"""Checks whether a core can start from a run's directory. The check needs no running core and changes no files."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from atoll_server.storage.spool import Spool, SpoolError
 
 
 def verify(directory: Path) -> None:
-    """Prints one line for each part of a backup or directory, and a warning for damage that does not prevent a start.
+    """Prints one line per part of a backup or directory. Prints a warning for damage that does not prevent a start.
 
-    Raises UserError for damage that would prevent a start or stop the core at a merge. Any damaged page of the ledger
-    also raises UserError, even if a starting core does not read this page.
+    Raises UserError for damage that would prevent a start or stop the core at a merge. Also raises UserError for any
+    damaged page of the ledger, even if a starting core does not read this page.
     """
     if DISK.exists(directory / RESTORING):
         raise SettingsError(f"{directory} is incomplete (a restore of a backup was interrupted): run the restore again")
@@ -60,7 +60,7 @@ def _unused(directory: Path) -> Iterator[None]:
         return
     except OSError as error:
         raise SettingsError(
-            f"{directory} cannot be read ({error.strerror}): run the command as a user that may read its files"
+            f"{directory} cannot be read ({error.strerror}): run the command as a user who may read its files"
         ) from error
     try:
         yield

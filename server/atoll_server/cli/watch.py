@@ -1,4 +1,4 @@
-"""Prints a run's status once, or refreshes it every second, for `atoll status`."""
+"""Implements `atoll status`, which prints a run's status once or refreshes it every second."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atoll_server.cli.operator_client import TIMEOUT_S, CoreUnreachableError, Op
 from atoll_server.cli.tables import FEW, shown
 
 EVERY_S = 1.0
-REFRESH_S = 2.0  # timeout of all calls but the first, so that an outage and its end are shown soon
+REFRESH_S = 2.0  # timeout of all calls except the first, so that the screen soon shows an outage and its end
 
 
 def show_status(remote: OperatorTarget, form: Format) -> None:
@@ -29,7 +29,7 @@ def show_status(remote: OperatorTarget, form: Format) -> None:
 
 
 def watch_status(remote: OperatorTarget, form: Format) -> None:
-    """Shows a run's state every second until Ctrl-C: on the whole screen, or as one line of JSON.
+    """Shows a run's state every second until Ctrl-C, either on the whole screen or as one line of JSON.
 
     While the core does not answer, the screen shows the last status and its age, and no line is printed.
     """
@@ -59,9 +59,10 @@ def _warning(seen: Seen) -> Iterator[str]:
 
 
 def _statuses(remote: OperatorTarget) -> Iterator[Seen]:
-    """Yields the status once per second. The first call raises CoreUnreachableError; later ones yield the last status.
+    """Yields the status once per second. If the core is unreachable, only the first call raises CoreUnreachableError.
 
-    Each attempt after an outage has a new connection, since gRPC waits ever longer to reconnect an old one.
+    Later calls yield the last status. Each attempt after an outage uses a new connection, since gRPC waits longer and
+    longer before it reconnects an old one.
     """
     reply, seen_at = pb.StatusReply(), SYSTEM.monotonic()
     while True:

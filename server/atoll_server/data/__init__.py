@@ -1,7 +1,7 @@
-"""Accounts for data units: which units learners hold, and which are consumed. Pure: no clock, IO or threads.
+"""Accounts for data units: which units learners hold and which are consumed. Pure: no clock, IO or threads.
 
-`accounts` has the rules, and `merged_units` sums up the merges of one fragment. `run.datasets` leases units to learners
-by these rules.
+`accounts` defines the rules, and `merged_units` sums up the merges of one fragment. `run.datasets` leases units to
+learners by these rules.
 
 May import: nothing.
 """

@@ -1,17 +1,17 @@
 """PURE: decides which units of a dataset are handed out, consumed, returned and repeated.
 
 Positions number the units of all epochs in the order in which they are handed out. A lease is one process's growing
-sequence of positions, and the k-th position has ordinal k. A returned unit waits in the pool until another lease gets
-the unit.
+sequence of positions, and the k-th position has ordinal k. A returned unit stays in the pool until it is handed out
+under another lease.
 
 Rules:
 - A lease's unit is in the merged work of a fragment if a merged contribution contains the unit's last step. The unit's
-  merged part is the number of parameters in these fragments.
+  merged part is the number of parameters in all such fragments.
 - A unit is decided when its work on every fragment is merged or dropped. After its lease has ended, it is decided when
-  none of its work can still be merged (settled). If this takes too long, it is decided early (overdue).
-- A decided unit is consumed if its merged part is at least half of the parameters. The rest is lost. Otherwise the unit
-  returns to the pool, and its merged part counts as repeated.
-- Work on a unit that was decided early may be merged later. Such work reduces the lost part of a consumed unit, and
+  none of its work can still be merged (settled). If this takes too long, the unit is decided early (overdue).
+- A decided unit is consumed if its merged part is at least half of the parameters. The rest is lost. Otherwise, the
+  unit returns to the pool, and its merged part counts as repeated.
+- Work on a unit that was decided early may be merged later. Such work reduces the lost part of a consumed unit and
   adds to the repeated part of a returned unit.
 
 At any time, in parameters: merged parts of all units = consumed units x parameters + repeated - lost + merged parts of
@@ -30,9 +30,9 @@ from atoll_server.data.merged_units import MergedUnits
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A dataset as its first learner declared it. tokens: tokens per unit; 0 if unknown.
+    """A dataset as declared by the first learner that used it. tokens: number of tokens per unit; 0 if unknown.
 
-    fingerprint: identifies the data's content. epochs: number of times that each unit is trained.
+    fingerprint: identifies the content of the data. epochs: number of times that each unit is trained.
     """
 
     name: str
@@ -61,7 +61,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeasedUnit:
-    """A unit of a lease, as the ledger stores it. merged: its merged part when it was decided early, in parameters."""
+    """A unit of a lease, as the ledger stores it.
+
+    merged: the unit's merged part when it was decided early, in parameters.
+    """
 
     lease: int
     ordinal: int
@@ -72,11 +75,12 @@ class LeasedUnit:
 
 @dataclass(slots=True)
 class Lease:
-    """A lease. The ledger stores the fields up to `ended`, and the units.
+    """A lease. The ledger stores the fields up to `ended` and the units.
 
-    handed: number of positions handed out. ended: why the lease ended; empty before its end. finished: number of units
-    that its process has finished, as last reported. by_fragment: the merged work on its units. settled: whether no
-    shard can merge more of its work. overdue: whether its units are decided early.
+    handed: number of positions handed out. ended: the reason why the lease ended; empty before its end. finished:
+    number of units that the lease's process has finished, as last reported. by_fragment: merged work on the lease's
+    units, keyed by fragment. settled: whether no shard can merge more work on its units. overdue: whether its units are
+    decided early.
     """
 
     id: int
@@ -94,10 +98,10 @@ class Lease:
 
 @dataclass(slots=True)
 class Dataset:
-    """A dataset's account. next: the first position that was never handed out. pool: returned positions, ascending.
+    """A dataset's account. next: the first position that was never handed out. pool: sorted returned positions.
 
-    consumed: number of consumed units. repeated: repeatedly merged work. lost: the consumed units' work that was never
-    merged. Both are in units x parameters.
+    consumed: number of consumed units. repeated: work that was merged repeatedly. lost: work on consumed units that was
+    never merged. `repeated` and `lost` are in units x parameters.
     """
 
     id: int
@@ -110,18 +114,18 @@ class Dataset:
 
     @property
     def leased(self) -> int:
-        """The number of units that are handed out and not decided."""
+        """The number of units that are handed out but not decided."""
         return self.next - len(self.pool) - self.consumed
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next unit, from 0. It is the number of epochs once all units are handed out."""
+        """The epoch of the next unit, starting from 0. Equals the number of epochs once all units are handed out."""
         return (self.pool[0] if self.pool else self.next) // self.declared.units
 
 
 @dataclass(slots=True)
 class Changes:
-    """Rows to store in one transaction. None deletes a row."""
+    """Rows to store in one transaction. A value of None deletes the row."""
 
     datasets: dict[int, Dataset] = field(default_factory=dict)
     leases: dict[int, Lease | None] = field(default_factory=dict)
@@ -132,7 +136,7 @@ class Changes:
 
 
 class Accounts:
-    """The accounts of all datasets of a run. lengths: see `measure`; empty before the run has parameters."""
+    """The accounts of all datasets of a run. lengths: as in `measure`; empty before the run has parameters."""
 
     def __init__(self, lengths: Mapping[int, int]) -> None:
         self.measure(lengths)
@@ -140,12 +144,15 @@ class Accounts:
         self.leases: dict[int, Lease] = {}
 
     def measure(self, lengths: Mapping[int, int]) -> None:
-        """Sets the fragments of the run. lengths: number of parameters, by fragment."""
+        """Sets the fragments of the run. lengths: number of parameters in each fragment."""
         self._lengths = lengths
         self.parameters = sum(lengths.values())
 
     def restore(self, datasets: Iterable[Dataset], leases: Iterable[Lease], units: Iterable[LeasedUnit]) -> None:
-        """Adds the rows of the ledger, which lack `finished`, `by_fragment`, `settled` and `overdue` of leases."""
+        """Adds the rows of the ledger.
+
+        They do not contain `finished`, `by_fragment`, `settled` and `overdue` of leases.
+        """
         self.datasets.update((each.id, each) for each in datasets)
         self.leases.update((each.id, each) for each in leases)
         for unit in sorted(units, key=lambda each: each.ordinal):
@@ -199,7 +206,7 @@ class Accounts:
             changes.leases[lease.id] = lease
 
     def decide(self, lease: Lease, changes: Changes) -> None:
-        """Decides all units of a lease that can be decided, and counts merges of units that were decided early."""
+        """Decides all units of a lease that can be decided. Also counts merges of units that were decided early."""
         through = min((lease.by_fragment.get(each, MergedUnits()).through for each in self._lengths), default=0)
         settled = bool(lease.ended) and lease.settled
         for unit in list(lease.units.values()):
@@ -216,7 +223,7 @@ class Accounts:
             changes.leases[lease.id] = None
 
     def concluded(self) -> list[Dataset]:
-        """Returns the datasets' accounts as they would be if all leases ended now and nothing more were merged."""
+        """Returns the datasets' accounts as they would be if all leases ended now and no more work were merged."""
         found = {number: replace(dataset, pool=list(dataset.pool)) for number, dataset in self.datasets.items()}
         for lease in self.leases.values():
             last = max((each.through for each in lease.by_fragment.values()), default=0)
@@ -239,9 +246,10 @@ class Accounts:
 
 
 def booked(dataset: Dataset, unit: LeasedUnit, part: int, parameters: int) -> LeasedUnit:
-    """Decides a unit, or counts later merges of a unit that was decided early. Returns the changed unit.
+    """Decides a unit, or counts the later merges of a unit that was decided early. Returns the changed unit.
 
-    dataset: changed in place. part: the unit's merged part. parameters: number of the run's parameters.
+    dataset: the unit's dataset, which is changed in place. part: the unit's merged part. parameters: number of
+    parameters of the run.
     """
     outcome = unit.outcome
     match outcome:
@@ -265,7 +273,7 @@ def _undecided(lease: Lease) -> Iterator[LeasedUnit]:
 
 
 def runs_of(numbers: Iterable[int]) -> list[list[int]]:
-    """Returns ascending numbers as runs of consecutive ones: [first, last] each."""
+    """Returns ascending numbers as a list of runs of consecutive numbers. Each run is [first, last]."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][1] + 1 == number:
@@ -276,5 +284,5 @@ def runs_of(numbers: Iterable[int]) -> list[list[int]]:
 
 
 def numbers_in(runs: Iterable[Iterable[int]]) -> list[int]:
-    """Returns the numbers in runs: the inverse of `runs_of`."""
+    """Returns the numbers in these runs. This is the inverse of `runs_of`."""
     return [number for first, last in runs for number in range(first, last + 1)]

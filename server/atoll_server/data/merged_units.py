@@ -1,4 +1,4 @@
-"""PURE: which units of a lease are in the merged work of one fragment."""
+"""PURE: records which units of a lease are in the merged work of one fragment."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 # Limits on what a fragment keeps, because a hostile learner chooses leases and gaps freely. Honest learners stay below.
-MAX_LEASES = 64  # per process: the leases of its newest merged contributions
-MAX_RUNS = 256  # per lease: the newest runs
+MAX_LEASES = 64  # leases kept per process: those of its newest merged contributions
+MAX_RUNS = 256  # runs kept per lease: the newest ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +25,18 @@ class UnitRange:
 class MergedUnits:
     """The units of one lease whose work is merged into one fragment.
 
-    through: the fragment's work on units up to this ordinal is decided: it was merged, or the learner dropped it.
-    runs: (first, last) ordinals of merged units, ascending, with gaps between them; at most MAX_RUNS.
+    through: ordinal up to which the fragment's work on units is decided, because it was merged or the learner dropped
+    it. runs: (first, last) ordinals of merged units in ascending order, with gaps between them; at most MAX_RUNS.
     """
 
     through: int = 0
     runs: tuple[tuple[int, int], ...] = ()
 
     def plus(self, merged: UnitRange) -> MergedUnits:
-        """Returns these units and those of one more merged contribution.
+        """Returns these units together with those of one more merged contribution.
 
         A learner's contributions to a fragment contain disjoint ranges of steps, in order. Units up to `through`
-        therefore cannot be merged again, whatever a learner declares.
+        therefore cannot be merged again, regardless of what a learner declares.
         """
         first, last = max(merged.after, self.through) + 1, merged.upto
         through = max(self.through, merged.after, merged.upto)
@@ -62,9 +62,9 @@ class MergedUnits:
 
 
 def with_merged(known: Mapping[int, MergedUnits], merged: Iterable[UnitRange]) -> dict[int, MergedUnits]:
-    """Returns a process's merged units of one fragment, by lease, with those of one more merged contribution.
+    """Returns a process's merged units of one fragment, keyed by lease, after adding one more merged contribution.
 
-    The result has at most MAX_LEASES leases. Those of the newest contributions come last.
+    The result contains at most MAX_LEASES leases. Those of the newest contributions come last.
     """
     added = {each.lease: known.get(each.lease, MergedUnits()).plus(each) for each in merged}
     kept = [*(each for each in known.items() if each[0] not in added), *added.items()]

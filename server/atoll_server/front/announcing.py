@@ -1,4 +1,4 @@
-"""Announces a front to the registrar, with its round trip and the bytes it carried."""
+"""Announces a front to the registrar and reports its round-trip time and the bytes that it carried."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from atoll_server.upstream.routes import Routes
 
 log = structlog.get_logger()
 
-ANSWER_S = 10.0  # seconds without an answer after which a call has lost its connection
+ANSWER_S = 10.0  # seconds without an answer after which a call counts as disconnected
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 2.0
-FAREWELL_S = 1.0  # longest time of the last report
+FAREWELL_S = 1.0  # timeout of the last report, in seconds
 
 
 class Announcement:
-    """One front's reports. The registrar shows the front as silent when they stop."""
+    """Sends one front's reports. The registrar shows the front as silent when the reports stop."""
 
     def __init__(self, routes: Routes, metrics: FrontMetrics, region: str, answering: Answering) -> None:
         self._routes = routes
@@ -43,7 +43,7 @@ class Announcement:
         self._task.add_done_callback(_reported)
 
     async def end(self) -> None:
-        """Tells the registrar that the front stops."""
+        """Tells the registrar that the front is stopping."""
         self._leaving.set()
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=FAREWELL_S)
@@ -74,7 +74,7 @@ class Announcement:
             failures += 1
 
     async def _report_to(self, link: Link) -> None:
-        """Sends reports over one call. Raises AioRpcError, LinkLost, or TimeoutError if the core does not answer."""
+        """Sends reports over one call. Raises AioRpcError or LinkLost, or TimeoutError if the core does not answer."""
         core, connected, round_trip_s = self._routes.core, False, 0.0
         with (
             link.quick.use() as connection,
@@ -107,7 +107,7 @@ class Announcement:
         )
 
     async def _rest(self, seconds: float) -> None:
-        """Waits, but not longer than until the front stops."""
+        """Waits for this time, or until the front stops."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._leaving.wait()

@@ -1,4 +1,4 @@
-"""Ends a front's calls with the right status if they fail, and records refusals."""
+"""Ends a front's failed calls with the right status and records refusals."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from atoll_server.upstream.routes import Routes
 
 
 class Route:
-    """The shard that receives a call. link: the connections to this shard when the front selected the shard."""
+    """The shard that receives a call. link: the connections to this shard at the time when the front selected it."""
 
     def __init__(self, shard: UpstreamShard) -> None:
         self.to(shard)
 
     def to(self, shard: UpstreamShard) -> Link:
-        """Selects this shard, and returns its current connections."""
+        """Selects this shard and returns its current connections."""
         self.shard = shard
         self.address = shard.core_connection.address
         self.link = shard.link
@@ -34,7 +34,7 @@ class Route:
 
 
 class Answering:
-    """Ends the calls of one front."""
+    """Ends the failed calls of one front."""
 
     def __init__(self, routes: Routes, metrics: FrontMetrics, audit_log: AuditLog) -> None:
         self._routes = routes
@@ -47,8 +47,8 @@ class Answering:
     ) -> AsyncIterator[Route]:
         """Context manager for a call's body. If the body fails, the call ends with the error's status.
 
-        shard: the shard that receives the call; None if not known yet. session: the session that the shard must check
-        again if the call fails; None if the failure concerns no session.
+        shard: the shard that receives the call; None if it is not known yet. session: the session that the shard must
+        check again if the call fails; None if a failure does not concern a session.
         """
         route = Route(shard or self._routes.default)
         try:

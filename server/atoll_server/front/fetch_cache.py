@@ -1,6 +1,6 @@
-"""Caches updates and whole fragments, so that a front fetches each of them once for its whole region.
+"""Caches updates and whole fragments, so that a front fetches each of them only once for its whole region.
 
-The memory for cached frames is bounded. The cache keeps the frames that arrived before a fetch was interrupted. The
+The memory for cached frames is bounded. If a fetch is interrupted, the cache keeps the frames that have arrived. The
 next fetch requests only the missing frames from the core.
 """
 
@@ -19,7 +19,7 @@ from atoll_wire.messages.frame_messages import WireFrame
 
 
 class CacheKey(NamedTuple):
-    """Identifies a cached update or whole fragment. The item's bytes do not change while its shard keeps the same log.
+    """The key of a cached update or whole fragment, whose bytes do not change while its shard keeps the same log.
 
     crc32c: checksum of a whole fragment; 0 for an update.
     """
@@ -37,11 +37,11 @@ class CacheFullError(Exception):
 
 
 class CorruptFetchError(Exception):
-    """The core sent a different version, or frames that were not requested. The caller must fetch again."""
+    """The core sent a different version or frames that were not requested. The caller must fetch again."""
 
 
 class CachedFetch:
-    """A cached update or whole fragment, complete or not. place: its key. count: number of its frames.
+    """A cached update or whole fragment, complete or not. place: the item's key. count: number of frames of the item.
 
     messages: the encoded frames; b"" for a frame that has not arrived. readers: number of calls that read the item.
     """
@@ -67,15 +67,16 @@ class CachedFetch:
         return not self.readers and not self._coming
 
     def claim(self, wanted: Iterable[int]) -> list[int]:
-        """Returns the wanted frames that the caller must fetch: those neither stored nor being fetched."""
+        """Returns the wanted frames that the caller must fetch because they are neither stored nor being fetched."""
         claimed = [index for index in wanted if not self.messages[index] and index not in self._coming]
         self._coming.update(claimed)
         return claimed
 
     def took(self, header: pb.FetchHeader, frame: WireFrame | pb.Frame) -> None:
-        """Stores a frame. header: the header of the core's reply with this frame.
+        """Stores a frame. header: header of the reply in which the core sent this frame.
 
-        Raises CacheFullError if the item does not fit, and CorruptFetchError for a frame of a different version.
+        Raises CacheFullError if the item does not fit in the cache, and CorruptFetchError for a frame of a different
+        version.
         """
         if not self.header.frames:
             if (header.version, header.frames) != (self.place.version, len(self.messages)):
@@ -95,7 +96,7 @@ class CachedFetch:
         self._tell()
 
     async def begun(self) -> pb.FetchHeader:
-        """Returns the item's header as soon as the header has arrived. Raises the same errors as `read`."""
+        """Returns the item's header as soon as it has arrived. Raises the same errors as `read`."""
         while not self.header.frames:
             if not self._coming:
                 raise self._error()
@@ -103,7 +104,7 @@ class CachedFetch:
         return self.header
 
     async def read(self, wanted: Sequence[int]) -> AsyncIterator[bytes]:
-        """Yields messages with the wanted frames as the frames arrive. wanted: indices of frames.
+        """Yields messages with the wanted frames as the frames arrive. wanted: indices of the frames.
 
         Raises CacheFullError, CorruptFetchError, LinkLost, or the core's AioRpcError.
         """
@@ -127,7 +128,7 @@ class CachedFetch:
 
 
 class FetchCache:
-    """Cached items by key. If the cache is full, a new item replaces the least recently used idle items.
+    """Cached items, keyed by CacheKey. If the cache is full, a new item replaces the least recently used idle items.
 
     limit_bytes: limit on the sum of the items' sizes.
     """
@@ -142,7 +143,10 @@ class FetchCache:
         return sum(item.size_bytes for item in self._items.values())
 
     def find(self, place: CacheKey) -> CachedFetch | None:
-        """Returns the item with this key, even if incomplete, or None. The item becomes the most recently used."""
+        """Returns the item with this key, even if it is incomplete, or None.
+
+        Marks the item as the most recently used.
+        """
         item = self._items.get(place)
         if item is not None:
             self._items.move_to_end(place)
@@ -153,7 +157,7 @@ class FetchCache:
         return max((place for place in self._items if place[:4] == least[:4] and place >= least), default=None)
 
     def begin(self, place: CacheKey, count: int) -> CachedFetch:
-        """Adds an empty item for `count` frames, and keeps at most UPDATES_KEPT versions of a fragment.
+        """Adds an empty item for `count` frames and keeps at most UPDATES_KEPT versions of a fragment.
 
         The cache needs this limit because an item uses a few kilobytes that `limit_bytes` does not include.
         """

@@ -60,7 +60,7 @@ class FrontMetrics:
         self.core_up = core_up.labels(region)
 
     def wan_bytes(self) -> tuple[int, int]:
-        """Returns the payload bytes to the core, and from the core."""
+        """Returns the payload bytes sent to the core and received from it."""
         samples = [sample for metric in self._wan.collect() for sample in metric.samples]
         totals = [sample for sample in samples if sample.name.endswith("_total")]
         up, down = (sum(s.value for s in totals if s.labels["direction"] == way) for way in ("up", "down"))
@@ -74,6 +74,6 @@ class FrontMetrics:
     def learner(self, name: str, direction: str) -> Counter:
         """Returns the counter of a learner's bytes.
 
-        Names beyond MAX_NAMES, or not confirmed by the core, share one counter.
+        Learners beyond MAX_NAMES, and learners that the core has not confirmed, share one counter.
         """
         return self._learners.labels(name if name in self._names else OTHERS, direction)

@@ -1,4 +1,4 @@
-"""Passes operators' calls and the probes of `atoll doctor` on to the core, without decoding their messages."""
+"""Passes operators' calls and the probes of `atoll doctor` on to the core without decoding their messages."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def pass_on(
 ) -> None:
     """Adds the Operator and Doctor services to a front's server. The front passes their calls on to the core.
 
-    near: whether only processes on this machine can call the front. If other machines can call the front, operators
-    must send a token, since the core does not see their certificates. A core may allow every caller on its own machine.
-    Without this rule, such a core would also allow every caller in the front's network.
+    near: whether only processes on this machine can call the front. If other machines can call it, operators must send
+    a token, since the core does not see their certificates. A core may allow every caller on its own machine. Without
+    the token, such a core would also allow every caller in the front's network.
     """
     marks = {"Operator": b"", "Doctor": pb.ProbeReply(via=[region or "a front"]).SerializeToString()}
     for name, mark in marks.items():
@@ -44,7 +44,7 @@ def pass_on(
 def _passing(
     core_connection: CoreConnection, path: str, mark: bytes, audit_log: AuditLog, *, token_needed: bool
 ) -> PassThrough:
-    """Returns a handler that passes a method's calls on. path: such as /atoll.v1.Operator/Status.
+    """Returns a handler that passes a method's calls on. path: path of the method, such as /atoll.v1.Operator/Status.
 
     mark: an encoded message that the handler appends to each reply; protobuf merges concatenated messages.
     """
@@ -86,7 +86,10 @@ def _passing(
 
 
 async def _end_without_core(context: Context, address: str, why: str, fault: str = "") -> NoReturn:
-    """Ends a call that the core did not answer, and sends the core's address to the caller. fault: of TLS."""
+    """Ends a call that the core did not answer.
+
+    The status names the core's address. fault: the fault of TLS, if any.
+    """
     fix = f"start the core with `atoll core --listen {address} --dir DIR`, or correct the front's --core"
     text = f"the core at {address} does not answer the front ({why}): {fix}"
     text = f"the front cannot call the core: {fault}" if fault else text

@@ -1,4 +1,4 @@
-"""A front's gRPC service for readers. The front checks readers itself, and answers from memory where it can."""
+"""A front's gRPC service for readers. The front checks readers itself and answers from memory where it can."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from atoll_server.upstream.routes import Routes
 
 
 class FrontReaderService(rpc.ReaderServicer):
-    """The Reader service for a region's readers. slots: limits all readers together."""
+    """The Reader service for a region's readers. slots: limits on the calls of all readers together."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class FrontReaderService(rpc.ReaderServicer):
         self._reads.stop("this front is stopping: watch this or another address again")
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeReply:
-        """Describes the run, with this front as the address of all shards."""
+        """Describes the run and gives this front as the address of all shards."""
         async with self._answering(context, self._routes.registrar):
             _check_reader(context)
             if request.protocol != PROTOCOL:
@@ -55,7 +55,7 @@ class FrontReaderService(rpc.ReaderServicer):
             return await self._reads.describe()
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchReply]:
-        """Sends the newest versions of all shards, which this front learns from its own watches."""
+        """Sends the newest versions of all shards, which this front receives through its own watches."""
         async with self._answering(context):
             _check_reader(context)
             self._reads.described(request.run, request.generation)
@@ -66,7 +66,7 @@ class FrontReaderService(rpc.ReaderServicer):
                         yield reply
 
     async def Read(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[Sent]:
-        """Answers from the front's cache, or with the core's replies."""
+        """Answers from the front's cache or with the core's replies."""
         async with self._answering(context, self._routes.owner(request, request.fragment)):
             _check_reader(context)
             run = self._reads.described(request.run, request.generation)

@@ -32,10 +32,10 @@ log = structlog.get_logger()
 Request: TypeAlias = pb.FetchRequest | pb.ReadRequest
 Find: TypeAlias = Callable[[], Awaitable[tuple[pb.FetchHeader, CachedFetch, Sequence[int]]]]
 
-FIXED = -1  # in a CacheKey: the fixed values of the run, instead of a fragment
-RECENT = 4  # a reader may get a whole fragment that is this many versions old, and adds the updates itself
+FIXED = -1  # fragment in a CacheKey that stands for the run's fixed values
+RECENT = 4  # a reader may get a whole fragment that is up to this many versions old and applies the updates itself
 OLD_UPDATES, OLD_WHOLES = 16, 2  # old updates and whole fragments that stay in memory only for readers
-TRIES = 4  # attempts for a whole fragment, since a version may be published between its header and its frames
+TRIES = 4  # attempts to fetch a whole fragment; a version may be published between its header and its frames
 ASK_S = 20.0  # timeout for a header, in seconds
 OF_THE_SESSION = {
     grpc.StatusCode.UNAUTHENTICATED,
@@ -45,7 +45,7 @@ OF_THE_SESSION = {
 
 
 class RegionFetches:
-    """Fetches updates and whole fragments into a cache, and relays those that do not fit.
+    """Fetches updates and whole fragments into a cache and relays those that do not fit.
 
     limit_bytes: limit on cached frames.
     """
@@ -60,7 +60,7 @@ class RegionFetches:
         self._bringing: set[asyncio.Task[None]] = set()
 
     async def fetch(self, request: pb.FetchRequest) -> AsyncGenerator[Sent, None]:
-        """Yields the replies that the core would send. Raises LinkLost, Refused, or a call's AioRpcError."""
+        """Yields the replies that the core would send. Raises LinkLost, Refused or a call's AioRpcError."""
         served = self._metrics.learner(request.session.learner, "down")
         name, versions = request.session.learner, self._versions
         find = None if request.header_only else partial(self._item, request)
@@ -74,7 +74,7 @@ class RegionFetches:
         """Yields the replies to a reader, without receipts. Asks the core only for frames that are not cached.
 
         newest: the newest version of the fragment, or None if it is unknown. fixed_frames: number of frames of the
-        fixed values. Raises LinkLost, Refused, or a call's AioRpcError.
+        fixed values. Raises LinkLost, Refused or a call's AioRpcError.
         """
         versions = self._followed[request.whole or request.fixed]
         find = partial(self._read_item, request, newest, fixed_frames)
@@ -94,8 +94,8 @@ class RegionFetches:
     ) -> AsyncGenerator[Sent, None]:
         """Yields replies from the cache, or relays them.
 
-        find: returns the header for this caller, the item (possibly incomplete), and the indices of the wanted frames;
-        None to relay. reader: identifies the caller in `versions`. served: counts payload bytes.
+        find: function that returns the header for this caller, the item (possibly incomplete) and the indices of the
+        wanted frames; None to relay. reader: key of the caller in `versions`. served: counter of payload bytes.
         """
         for _ in range(TRIES if find is not None else 0):
             assert find is not None, "checked above"
@@ -123,7 +123,7 @@ class RegionFetches:
             yield reply
 
     def told(self, shard: UpstreamShard, log: int, session: pb.Session, versions: Iterable[tuple[int, int]]) -> None:
-        """Records a shard's message to a learner. If the log changed, drops the shard's items."""
+        """Records a shard's message to a learner. If the log has changed, drops the shard's items."""
         self.announced(shard, log, session.run, session.generation, versions)
         shard.sessions.answered(session, self._routes.clock.monotonic())
         self._metrics.vouched(session.learner)
@@ -131,7 +131,10 @@ class RegionFetches:
     def announced(
         self, shard: UpstreamShard, log: int, run: str, generation: int, versions: Iterable[tuple[int, int]]
     ) -> None:
-        """Records a shard's new versions (see `UpstreamShard.told`). If the log changed, drops the shard's items."""
+        """Records a shard's new versions (see `UpstreamShard.told`).
+
+        If the log has changed, drops the shard's items.
+        """
         if not shard.told(log, run, generation, versions):
             self.cache.clear(shard.fragments)
 
@@ -149,7 +152,7 @@ class RegionFetches:
         return await item.begun(), item, wanted
 
     def _read_place(self, request: pb.ReadRequest, newest: pb.PublishedVersion | None) -> tuple[CacheKey, int]:
-        """Returns the key and the number of frames of the update, or of a recent version of the whole fragment."""
+        """Returns the key and the number of frames of the update or of a recent version of the whole fragment."""
         if newest is None:
             text = f"this front does not know the versions of fragment {request.fragment} yet: try again"
             raise Refused(Status.UNAVAILABLE, text)
@@ -160,7 +163,7 @@ class RegionFetches:
                 text = f"{update} is not available: fetch the whole fragment"
                 raise Refused(Status.NOT_FOUND, text)
             return CacheKey(*fragment, False, request.version), newest.frames
-        # A recent version is good enough: the reader adds the updates since then, which are cached too.
+        # A recent version suffices: the reader applies the later updates, which are cached too.
         place = self.cache.recent(CacheKey(*fragment, True, newest.version - RECENT))
         if place is None:
             known = self._routes.owner(request, request.fragment).whole.get(fragment, (0, 0))
@@ -169,7 +172,7 @@ class RegionFetches:
         return place, newest.frames
 
     async def _item(self, request: pb.FetchRequest) -> tuple[pb.FetchHeader, CachedFetch, Sequence[int]]:
-        """Returns the header for this learner, the item (possibly incomplete), and the indices of the wanted frames."""
+        """Returns the header for this learner, the item (possibly incomplete) and the indices of the wanted frames."""
         session, header = request.session, None
         shard = self._routes.owner(session, request.fragment)
         fragment = (session.run, session.generation, request.fragment)
@@ -283,7 +286,7 @@ class RegionFetches:
         return self._metrics.whole if request.whole else self._metrics.updates
 
     async def end(self) -> None:
-        """Cancels all fetches, and waits until they have ended."""
+        """Cancels all fetches and waits until they have ended."""
         for task in self._bringing:
             task.cancel()
         await asyncio.gather(*self._bringing, return_exceptions=True)

@@ -1,6 +1,7 @@
-"""The run and the newest versions, which a front learns for all its readers from one watch of each core address.
+"""Follows the run and its newest versions on behalf of a front's readers, with one watch per core address.
 
-The front watches while it has readers. It describes the run from memory, so further readers cost the core nothing.
+The front watches while it has readers. It describes the run from memory, so additional readers cause no load on the
+core.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from atoll_server.upstream.routes import Routes
 log = structlog.get_logger()
 
 ASK_S = 60.0  # timeout of Describe, in seconds; the core may be restoring a run
-SILENT_S = 20.0  # seconds without a message after which a watch has lost its connection
+SILENT_S = 20.0  # seconds without a message after which a watch counts as disconnected
 REST_S = 60.0  # seconds without readers after which the front stops watching
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
 ELSEWHERE = 3  # failures after which the shard may have another address
@@ -34,7 +35,7 @@ AGAIN = "the run has a new generation or other shards: call Describe again"
 
 
 class RegionReads:
-    """The readers' view of the run. board: shows the newest versions."""
+    """The readers' view of the run. board: the board that shows the newest versions."""
 
     def __init__(self, routes: Routes, fetching: RegionFetches) -> None:
         self.board = VersionBoard()
@@ -51,7 +52,7 @@ class RegionReads:
     async def describe(self) -> pb.DescribeReply:
         """Returns the run, with this front as the address of all shards. All readers share one call to the core.
 
-        Raises Refused, LinkLost, or the call's AioRpcError.
+        Raises Refused, LinkLost or the call's AioRpcError.
         """
         self._used_at = self._routes.clock.monotonic()
         if self._run is not None:
@@ -67,26 +68,26 @@ class RegionReads:
             task.exception()  # the readers that wait raise it
 
     def described(self, run: str, generation: int) -> pb.DescribeReply:
-        """Returns the run. Raises Refused if the run has another name or generation."""
+        """Returns the run's description. Raises Refused if the run has another name or generation."""
         self._used_at = self._routes.clock.monotonic()
         if self._run is None or (self._run.run, self._run.generation) != (run, generation):
             raise Refused(Status.UNAUTHENTICATED, AGAIN)
         return self._run
 
     def waiting(self) -> InterruptibleWait:
-        """Returns the waits of a reader's watch, which end when the reader must describe the run again."""
+        """Returns the waits for a reader's watch. They end when the reader must call Describe again."""
         wait = self._waits.begin()
         if self._stopping:
             wait.end(Refused(Status.UNAVAILABLE, self._stopping))
         return wait
 
     def stop(self, why: str) -> None:
-        """Ends all readers' watches, and those that begin later. why: the message to readers."""
+        """Ends all readers' watches, including those that begin later. why: the message to readers."""
         self._stopping = why
         self._waits.end(why)
 
     async def end(self) -> None:
-        """Cancels all watches of the core, and waits until they have ended."""
+        """Cancels all watches of the core and waits until they have ended."""
         tasks = [*self._watches.values(), *([self._asking] if self._asking is not None else [])]
         for task in tasks:
             task.cancel()
@@ -95,7 +96,7 @@ class RegionReads:
     # ------------------------------------------------------------------------------ the core's side
 
     async def _ask(self) -> pb.DescribeReply:
-        """Describes the run, and begins to watch its addresses."""
+        """Describes the run and begins to watch its addresses."""
         core = self._routes.core
         link = core.link
         with link.quick.use() as connection:
@@ -116,7 +117,7 @@ class RegionReads:
         return self._run
 
     def _forget(self) -> None:
-        """Ends this front's watches and the readers' watches. The readers then describe the run again."""
+        """Ends this front's watches and the readers' watches. The readers then call Describe again."""
         self._run = None
         self.board.clear()
         waits, self._waits = self._waits, InterruptibleWaits()
@@ -128,7 +129,7 @@ class RegionReads:
         self._watches.clear()
 
     async def _watch(self, address: CoreConnection, run: pb.DescribeReply) -> None:
-        """Shows the versions of the shards at an address, as long as this front has readers of this run."""
+        """Shows the versions of the shards at an address as long as this front has readers of this run."""
         failures = 0
         while self._wanted(run):
             link = address.link

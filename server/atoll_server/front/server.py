@@ -34,7 +34,7 @@ from atoll_server.upstream.routes import Routes
 
 log = structlog.get_logger()
 
-GOODBYE_S = 2.0  # seconds for open calls to end after the front has told learners to reconnect
+GOODBYE_S = 2.0  # seconds in which open calls may end after the front has told learners to reconnect
 
 
 async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> None:
@@ -97,7 +97,7 @@ async def serve(settings: FrontSettings, announce: Callable[[str], None]) -> Non
 
 
 def _tell(told: asyncio.Event, watching: asyncio.Future[object]) -> None:
-    """Ends the process when a watching task ends. Reads the error, which asyncio would otherwise log."""
+    """Ends the process when a watching task ends. Retrieves the task's error, which asyncio would otherwise log."""
     told.set()
     if not watching.cancelled():
         watching.exception()
@@ -141,7 +141,7 @@ def _limited(audit_log: AuditLog, method: str, peer: str, detail: str) -> None:
 
 
 def _said(who: Caller, session: pb.Session) -> Hashable:
-    """Returns the owner of a session's quotas: the learner's name, together with the token if there is no certificate.
+    """Returns the owner of a session's quotas: the learner's name, with the token if the caller has no certificate.
 
     Only the core can check a token. A front therefore treats callers with different tokens as different owners.
     """

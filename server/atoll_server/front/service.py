@@ -1,4 +1,4 @@
-"""A front's gRPC service. The service passes learners' calls on to the core, which makes all decisions about a run."""
+"""A front's gRPC service. It passes learners' calls on to the core, which makes all decisions about a run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class FrontService(rpc.OuterServicer):
         self._stopping = False
 
     def stop(self) -> None:
-        """Ends all long calls, and tells the learners that have an open Follow call to reconnect."""
+        """Ends all long calls and tells the learners that have an open Follow call to reconnect."""
         self._stopping = True
         self._waits.end("this front is stopping: reconnect to this or another front")
 
@@ -164,7 +164,7 @@ class FrontService(rpc.OuterServicer):
             return reply
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
-        """Tells a shard that a learner leaves."""
+        """Tells a shard that a learner is leaving."""
         shard = self._routes.numbered(request.session, request.last.shard)
         async with self._answering(context, shard, request.session):
             self._may(context, request.session.learner)
@@ -176,7 +176,10 @@ class FrontService(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ contributions
 
     async def Push(self, requests: AsyncIterator[Pushed], context: Context) -> AsyncIterator[pb.PushReply]:
-        """Checks a contribution's frames and passes them on. The core's replies state which frames have arrived."""
+        """Checks a contribution's frames and passes them on to the core.
+
+        The core's replies state which frames have arrived.
+        """
         wait = self._waits.begin()
         async with self._answering(context) as route:
             try:
@@ -221,7 +224,7 @@ class FrontService(rpc.OuterServicer):
     # ------------------------------------------------------------------------------ updates
 
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[Sent]:
-        """Answers a Fetch from the front's cache, or with the core's replies."""
+        """Answers a Fetch from the front's cache or with the core's replies."""
         owner = self._routes.owner(request.session, request.fragment)
         async with self._answering(context, owner, request.session):
             self._may(context, request.session.learner)
@@ -257,7 +260,7 @@ async def _beside(call: Any, sending: Coroutine[Any, Any, None]) -> AsyncIterato
         yield
     except (asyncio.CancelledError, grpc.aio.AioRpcError):
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-            raise error from None  # `sending` failed first, which cancelled the call
+            raise error from None  # `sending` failed first, and its failure cancelled the call
         raise
     finally:
         task.cancel()
@@ -265,7 +268,7 @@ async def _beside(call: Any, sending: Coroutine[Any, Any, None]) -> AsyncIterato
 
 
 def _checked(request: Pushed, header: pb.PushHeader) -> int:
-    """Checks a message's frames, and returns the size of their payloads in bytes.
+    """Checks a message's frames and returns the size of their payloads in bytes.
 
     Raises Refused for frames that are invalid or that the stream's header does not declare.
     """

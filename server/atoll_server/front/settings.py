@@ -36,8 +36,8 @@ class FrontSettings(Serving):
     quotas: Quotas = Quotas()
 
     def check(self) -> None:
-        """Raises SettingsError if the front would use plain text over a network without permission.
+        """Raises SettingsError if the front would send plain text over a network without permission.
 
-        This applies to serving learners and to calling the core.
+        The check covers both the addresses that serve learners and the address of the core.
         """
         self.check_reach(*self.listen, self.core)

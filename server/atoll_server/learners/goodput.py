@@ -5,11 +5,11 @@ Goodput is useful learner-seconds divided by provisioned learner-seconds.
   excludes announced pauses and the time between leaving and returning.
 - Useful time is the time of inner steps whose tokens were merged or are pending. For a dead incarnation, only tokens
   that the core acknowledged are useful.
-- The core limits an incarnation's reported times to the time since the incarnation joined.
+- The core limits the times that an incarnation reports to the time since the incarnation joined.
 - If a step during a silence took far longer than usual, the core assumes that the learner's process was frozen. The
   excess time counts as downtime.
 
-Times are wall-clock seconds, since accounts outlive a core process.
+Times are wall-clock seconds, since accounts outlive the core's process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ CAUSES = ("down", "restarting", "joining", "blocked", "thrown_away", "other")
 
 @dataclass(frozen=True, slots=True)
 class GoodputTotals:
-    """Useful, provisioned and lost time of one or more learners, in learner-seconds. lost_s: by cause (see CAUSES)."""
+    """Useful, provisioned and lost time of one or more learners, in learner-seconds.
+
+    lost_s: keyed by cause (see CAUSES).
+    """
 
     useful_s: float
     provisioned_s: float
@@ -39,7 +42,7 @@ class GoodputTotals:
 
     @property
     def ratio(self) -> float:
-        """The goodput, from 0 to 1. It is 1 if no time was provisioned."""
+        """The goodput, from 0 to 1; 1 if no time was provisioned."""
         return self.useful_s / self.provisioned_s if self.provisioned_s > 0 else 1.0
 
 
@@ -92,7 +95,7 @@ class TimeAccount:
     def heard(self, now: float, seen: IncarnationCounters, most: MaxRates | None = None) -> None:
         """Records the counters of a report. Limits the reported times to the time since the incarnation joined.
 
-        now: wall-clock seconds. seen: the reported counters, which this method changes in place.
+        now: wall-clock seconds. seen: the reported counters, which are changed in place.
         most: limits on the counted steps and tokens per second; None for no limit.
         """
         was = self.current
@@ -132,8 +135,8 @@ class TimeAccount:
         """Splits a silence into training time and frozen time, based on the steps in a later report.
 
         A learner that only lost its connection kept training, so its new steps account for the whole silence. A process
-        that was frozen reports few steps of long duration. The first report after a silence may contain only steps that
-        ended before the silence. A later report then contains the frozen step.
+        that was frozen reports a few steps of long duration. The first report after a silence may contain only steps
+        that ended before the silence. A later report then contains the frozen step.
         stepping_s: reported duration of the new steps. steps: number of the new steps. now: wall-clock seconds.
         """
         awake_s = now - self.woke_at
@@ -149,7 +152,7 @@ class TimeAccount:
             self.silence_s = 0.0
 
     def latest_loss(self) -> float:
-        """Returns the latest training loss; NaN if unknown. The loss of a learner that left stays its last loss."""
+        """Returns the latest training loss; NaN if unknown. For a learner that has left, returns its last loss."""
         return math.nan if self.loss is None else self.loss
 
     @property
@@ -182,7 +185,7 @@ class TimeAccount:
         return self.voided_tokens + self.undone_tokens
 
     def counted_tokens(self) -> int:
-        """Returns the number of counted tokens: those neither voided nor discarded by a restore."""
+        """Returns the number of counted tokens, which are those that were neither voided nor discarded by a restore."""
         count: int = self.total("tokens") - self.uncounted_tokens()
         return count
 
@@ -191,12 +194,12 @@ class TimeAccount:
         self.voided_tokens = max(self.voided_tokens, self.total("tokens") - self.undone_tokens - tokens)
 
     def restored(self, tokens: int, undone_tokens: float, kept_tokens: float | None = None) -> None:
-        """Reduces the number of counted tokens to that at a restored checkpoint.
+        """Reduces the number of counted tokens to the number at a restored checkpoint.
 
         tokens: the learner's counted tokens at the checkpoint. undone_tokens: merged tokens of the current incarnation
         that the restore discarded, as a mean over fragments weighted by their number of parameters.
         kept_tokens: if a backup was restored, the incarnation's merged tokens that remain, as such a mean. A backup
-        does not know the later merges, so the learner's next report shows how many tokens are lost.
+        does not contain the later merges, so only the learner's next report shows how many tokens are lost.
         """
         self._count_only(tokens)
         self.current.undone_tokens = undone_tokens
@@ -220,11 +223,11 @@ class TimeAccount:
         return replace(counted, current=current, by_shard={})
 
     def at(self, shard: int) -> ShardSums:
-        """Returns the learner's sums at a shard, initially 0. The caller may change them in place."""
+        """Returns the learner's sums at a shard, which are initially 0. The caller may change them in place."""
         return self.by_shard.setdefault(shard, ShardSums())
 
     def accepted(self, shard: int, tokens: float, current: bool) -> None:
-        """Adds the tokens of an acknowledged contribution, or subtracts them if the contribution is refused later.
+        """Adds the tokens of an acknowledged contribution, or subtracts them if a contribution is refused later.
 
         tokens: the contribution's tokens times the fragment's share of all parameters; negative to subtract them.
         current: whether the living incarnation sent the contribution.
@@ -337,7 +340,7 @@ class TimeAccount:
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> TimeAccount:
-        """Returns the account from which `as_data` made these values."""
+        """Returns the account from which `as_data` created these values."""
         spent = {
             "current": IncarnationCounters(**data["current"]),
             "past": [IncarnationCounters(**each) for each in data["past"]],
@@ -351,7 +354,7 @@ def _fields(of: TimeAccount | IncarnationCounters) -> dict[str, Any]:
 
 
 def total_goodput(balances: Iterable[GoodputTotals]) -> GoodputTotals:
-    """Returns the sums of the learners' times."""
+    """Returns the sum of the learners' times."""
     parts = list(balances)
     lost = {cause: sum(part.lost_s.get(cause, 0.0) for part in parts) for cause in CAUSES}
     return GoodputTotals(sum(part.useful_s for part in parts), sum(part.provisioned_s for part in parts), lost)

@@ -22,7 +22,7 @@ class IncarnationCounters:
     grown_at: float = 0.0  # time of the last report with new steps; 0: no such report
     steps_paid: float = 0.0  # `paid_until` of plausibility.counted; 0: the same as joined_at
     tokens_paid: float = 0.0  # the same for tokens
-    frozen_s: float = 0.0  # time that the learner reported as stepping_s although its process was frozen
+    frozen_s: float = 0.0  # time included in the reported stepping_s although the process was frozen
     undone_tokens: float = 0.0  # merged tokens that a restore discarded; weighted like accepted_tokens
     restored_to: int | None = None  # counted tokens at a checkpoint that was restored after the last report
     kept_tokens: float | None = None  # merged tokens at that checkpoint, if it came from a backup
@@ -30,7 +30,7 @@ class IncarnationCounters:
     said_tokens: int = 0  # reported tokens; `tokens` are those that count
 
     def tokens_counted(self, said: int, most: MaxRates, now: float) -> tuple[int, float]:
-        """Returns how many of the reported tokens count now, and the new `tokens_paid` (see `plausibility.counted`).
+        """Returns the number of reported tokens that count now, and the new `tokens_paid` (see `plausibility.counted`).
 
         said: all tokens that the incarnation has reported. now: wall-clock seconds.
         """
@@ -43,8 +43,8 @@ class IncarnationCounters:
     def thrown_away_s(self, accepted: float | None = None, lost: float | None = None) -> float:
         """Returns the stepping time, in seconds, of tokens that will never be merged.
 
-        accepted: acknowledged tokens of dead incarnations. None for the living incarnation, which may send more tokens.
-        lost: tokens of the living incarnation that the learner dropped or restores discarded.
+        accepted: acknowledged tokens of dead incarnations; None for the living incarnation, which may send more tokens.
+        lost: tokens of the living incarnation that the learner dropped or that restores discarded.
         """
         tokens = max(self.tokens, self.said_tokens)
         if not tokens:
@@ -63,8 +63,8 @@ class ShardSums:
     bytes_up: payload bytes of acknowledged contributions. parameters_up: number of parameters in these contributions.
     accepted_tokens: acknowledged tokens of the living incarnation, as a mean over the run's fragments. The mean is
     weighted by the number of parameters. accepted_before: the same for dead incarnations. bytes_down, parameters_down,
-    bytes_whole: as in TimeAccount. undone_tokens: as in IncarnationCounters. These four are 0 for the shard of this
-    process.
+    bytes_whole: as in TimeAccount. undone_tokens: as in IncarnationCounters. These four sums are 0 for the shard in
+    this process.
     """
 
     merged_token_parameters: int = 0

@@ -1,4 +1,4 @@
-"""PURE: the registry of a run's learners: names, the process that may use each name, sessions and time accounts."""
+"""PURE: the registry of a run's learners, with their names, current processes, sessions and time accounts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MAX_REGIONS = 256  # limit on the regions of present learners, since each region
 MAX_TOKENS = (1 << 63) - 1  # the largest int64, since messages and the ledger cannot store larger numbers
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 4.0, 60.0  # bounds on the time without a report after which a process counts as dead
 CALLS_COME_S = 5.0  # seconds after a Join within which a process opens its Follow and Report calls
-LATENCY_S = 0.5  # assumed latency of a Join, and thus the error of a process's start time
-RATES_KEPT = 8  # while fewer rates are known, each call of `rates` computes them again
+LATENCY_S = 0.5  # assumed latency of a Join, which is also the error of a process's start time
+RATES_KEPT = 8  # while fewer rates than this are known, each call of `rates` computes them again
 COMPARED_S = 3600.0  # seconds after which `rates` ignores learners that are silent or have no rate
 RATES_S = 1.0  # seconds until the rates are computed again
-REMEMBERED = 64  # number of nonces kept per name, by which fenced processes are recognised
+REMEMBERED = 64  # number of nonces kept per name to recognise fenced processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class RegistryEntry:
     incarnation: int
     nonces: list[int]
     account: TimeAccount
-    session: int = 0  # number of the valid session; 0: the learner left, or has not joined since this core started
+    session: int = 0  # number of the valid session; 0 if the learner left or has not joined since this core started
     newest_session: int = 0  # in a copy of the registry: the highest number of a session that was valid
     # Nonce of a process that may take over the name, and the proof that the next Join of this process must contain.
     challenge: tuple[int, bytes] | None = None
@@ -89,13 +89,14 @@ class RegistryEntry:
     def occupied(self, now: float) -> bool:
         """Returns whether a living process uses the name. now: monotonic seconds.
 
-        A living process opens its calls soon after its Join. A delayed Join of a dead process is not followed by calls.
+        A living process opens its calls soon after its Join. A dead process's delayed Join is not followed by other
+        calls.
         """
         coming = self.due_since is not None and now - self.due_since <= CALLS_COME_S
         return (coming or bool(self.streams)) and not self.reports.overdue(now)
 
     def start_session(self, session: int, why: Refused) -> None:
-        """Replaces the current session, and ends its calls with `why`. session: the new number; 0 for no session."""
+        """Replaces the current session and ends its calls with `why`. session: the new number; 0 for no session."""
         self.session = session
         old = self.streams
         self.streams = {}
@@ -112,7 +113,7 @@ class LearnerProcess:
     incarnation: int
 
     def check_current(self) -> None:
-        """Raises Refused if another process has taken over the name, or if the learner was evicted."""
+        """Raises Refused if another process has taken over the name or the learner was evicted."""
         if self.entry.evicted:
             raise evicted(self.entry)
         if self.entry.incarnation != self.incarnation:
@@ -126,7 +127,7 @@ class LearnerRegistry:
         self.entries: dict[str, RegistryEntry] = {}
         self._limit = limit
         self._trained = 0  # tokens of all accounts, including voided and discarded tokens
-        self._uncounted = 0  # voided tokens, and tokens that a restore discarded, of all accounts
+        self._uncounted = 0  # tokens of all accounts that operators voided or restores discarded
         self._sessions = 0  # number of sessions started
         self._rates = Rates({})
         self._rates_at = -RATES_S
@@ -144,14 +145,14 @@ class LearnerRegistry:
         wall: float,
         now: float,
     ) -> RegistryEntry:
-        """Lets a process use a name, and returns the entry of the name.
+        """Lets a process use a name and returns the entry of the name.
 
         A retry by the same process keeps the incarnation. A new process gets the next incarnation, but must call twice.
-        The first call only stores `challenge` in the entry. The process must send this value as `proof` in its second
-        call. A delayed Join of a dead process cannot contain the proof.
-        nonce: random number of the process. incarnation: the process's incarnation, or 0 before its first Join.
+        The first call only stores `challenge` in the entry, and the second call must contain this value as `proof`. A
+        delayed Join of a dead process cannot contain the proof. nonce: random number of the process. incarnation: the
+        process's incarnation, or 0 before its first Join.
         age_s: seconds since the process started. wall: wall-clock seconds. now: monotonic seconds.
-        Raises Refused if the name is malformed, evicted, used by a living process, or would exceed the limit.
+        Raises Refused if the name is malformed, was evicted, is used by a living process or would exceed the limit.
         """
         if not NAME.fullmatch(name):
             raise Refused(
@@ -194,7 +195,7 @@ class LearnerRegistry:
     def _may_take_over(
         self, entry: RegistryEntry, nonce: int, incarnation: int, age_s: float, wall: float, now: float
     ) -> None:
-        """Raises Refused if an old process tries to take over the name, or if the current process may be alive."""
+        """Raises Refused if an old process tries to take over the name or the current process may be alive."""
         name = entry.name
         if nonce in entry.nonces or 0 < incarnation <= entry.incarnation:  # may be a dead process's delayed Join
             raise fenced(name)
@@ -209,7 +210,7 @@ class LearnerRegistry:
             raise Refused(Status.UNAVAILABLE, text)
 
     def _check_region(self, name: str, region: str, nonce: int) -> None:
-        """Raises Refused if a process changes its region, or if a new region would exceed the limit."""
+        """Raises Refused if a process changes its region or a new region would exceed the limit."""
         entry = self.entries.get(name)
         if entry is not None and entry.nonce == nonce and entry.region != region:
             text = (
@@ -255,7 +256,7 @@ class LearnerRegistry:
     def let_in(self, name: str, incarnation: int, session: int, wall: float) -> RegistryEntry | None:
         """Applies the registrar's decision to let a process in. Used in a shard process's copy of the registry.
 
-        Returns the entry if this is a newer process, or a newer session of the same process; otherwise None.
+        Returns the entry if this is a newer process or a newer session of the same process; otherwise, returns None.
         session: the number of the session. wall: wall-clock seconds.
         """
         entry = self.entries.get(name)
@@ -302,7 +303,7 @@ class LearnerRegistry:
         return entry
 
     def regions(self, but: RegistryEntry | None = None) -> set[str]:
-        """Returns the regions of all learners that have neither left nor been evicted. but: an entry to leave out."""
+        """Returns the regions of all learners that have neither left nor been evicted. but: an entry to exclude."""
         entries = (each for each in self.entries.values() if each is not but and not each.evicted)
         return {each.region for each in entries if each.account.left_at is None}
 
@@ -317,7 +318,7 @@ class LearnerRegistry:
     def rates(self, wall: float) -> Rates:
         """Returns the learners' training rates, which can be up to RATES_S seconds old.
 
-        The rates exclude evicted learners, and learners that have not reported to this core for COMPARED_S seconds.
+        The rates exclude evicted learners and learners that have not reported to this core for COMPARED_S seconds.
         """
         # With few learners, an old result could be empty. An empty result would make all reports plausible.
         if self._rates.known < RATES_KEPT or not self._rates_at <= wall < self._rates_at + RATES_S:
@@ -356,11 +357,11 @@ class LearnerRegistry:
         entry.unsaved = True
 
     def counted_tokens(self) -> dict[str, int]:
-        """Returns, by learner, the number of reported tokens, excluding voided and discarded tokens."""
+        """Returns the number of reported tokens per learner, excluding voided and discarded tokens."""
         return {entry.name: entry.account.counted_tokens() for entry in self.entries.values()}
 
     def voided_tokens(self) -> int:
-        """Returns the number of all learners' tokens that operators voided or restores discarded."""
+        """Returns the number of tokens of all learners that operators voided or restores discarded."""
         return min(MAX_TOKENS, self._uncounted)
 
     def tokens(self) -> int:
@@ -395,5 +396,5 @@ def evicted(entry: RegistryEntry) -> Refused:
 
 
 def refuse_reason(reason: str) -> str:
-    """Returns the reason for the refusal of an evicted learner's contributions."""
+    """Returns the reason with which an evicted learner's contributions are refused."""
     return f"its learner was evicted: {reason}"

@@ -9,8 +9,8 @@
   tokens, more tokens count for the time since the last report. The learner's own rate limits these additional tokens.
   If the learner's rate is not known yet, the others' median rate limits these tokens.
 - Tokens per step: a contribution's weight grows with its tokens per step, which count up to the larger of two limits.
-  The first limit is MIXED times the others' tokens per step. The second limit is FASTER times the others' tokens per
-  second, divided by the learner's steps per second.
+  The first limit is MIXED times the other learners' tokens per step. The second limit is FASTER times the others'
+  tokens per second, divided by the learner's steps per second.
 - Merge: a learner's weight is at most --weight-limit times the median weight of the others (see `parts_counted`).
 
 Most honest learners stay below all of these limits. An honest learner with a much larger batch than the others may
@@ -27,12 +27,12 @@ from dataclasses import dataclass
 FASTER = 10.0  # factor by which a learner may be faster than the others
 MAX_STEPS_S, MAX_TOKENS_S = 2e3, 1e9  # limits per second for a learner that is alone, which no hardware exceeds
 SPARE_S = 10.0  # largest unused time that later reports may use, since reports can arrive late
-OVERTAKEN = 2.0  # multiple of a learner's rate, up to which a contribution may be ahead of the last report
+OVERTAKEN = 2.0  # multiple of a learner's rate up to which a contribution may be ahead of the last report
 OVERTAKEN_STEPS, OVERTAKEN_S = (
     4.0,
     1.0,
 )  # more steps and seconds by which a contribution may be ahead, since the last report may have been late
-MIXED = 4.0  # multiple of the usual tokens per step, up to which a contribution's tokens per step count
+MIXED = 4.0  # multiple of the usual tokens per step up to which a contribution's tokens per step count
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,17 @@ HELD = MaxRates(MAX_STEPS_S, 0.0)  # limits while no other learner has a rate; s
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A learner's training rate. steps_s: inner steps per second (core's clock). batch: reported tokens per step."""
+    """A learner's training rate.
+
+    steps_s: inner steps per second on the core's clock. batch: reported tokens per step.
+    """
 
     steps_s: float
     batch: float
 
     @property
     def tokens_s(self) -> float:
-        """The reported tokens per second (core's clock)."""
+        """The reported tokens per second on the core's clock."""
         return self.steps_s * self.batch
 
 
@@ -101,9 +104,10 @@ def _middle(values: Sequence[float], own: float | None) -> float | None:
 
 
 def parts_counted(weights: Mapping[str, float], most: float) -> dict[str, float]:
-    """Returns, by learner, the fraction of its weight that counts in a merge, 0 to 1.
+    """Returns the fraction of each learner's weight that counts in a merge, from 0 to 1.
 
-    weights: by learner. most: limit on a learner's weight, as a multiple of the median of the others' weights.
+    weights: weight of each learner. most: limit on a learner's weight, as a multiple of the median of the others'
+    weights.
     """
     ordered, parts = sorted(weights.values()), {}
     for learner, weight in weights.items():
@@ -113,11 +117,11 @@ def parts_counted(weights: Mapping[str, float], most: float) -> dict[str, float]
 
 
 def counted(said: int, before: int, most_s: float, paid_until: float, now: float) -> tuple[int, float]:
-    """Returns the part of a reported total that counts, and the `paid_until` of the next call.
+    """Returns the part of a reported total that counts, and the `paid_until` for the next call.
 
-    At most `most_s` steps or tokens count for each second since `paid_until`. Work that counts uses up this time, so
-    the returned `paid_until` is later. Later calls can use at most SPARE_S of the unused time.
-    said: the reported total. before: the part that counted at the last call. most_s: limit per second.
+    At most `most_s` steps or tokens count for each second since `paid_until`. Counted work uses up this time, so the
+    returned `paid_until` is later. Later calls can use at most SPARE_S seconds of the unused time. said: the reported
+    total. before: the part that counted at the last call. most_s: limit per second.
     paid_until: the time that the last call returned, or the time of joining. Times are wall-clock seconds.
     """
     allowed = max(0, said - before)
@@ -130,7 +134,7 @@ def counted(said: int, before: int, most_s: float, paid_until: float, now: float
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """The declared tokens and inner steps of a contribution, or those of a learner's reports."""
+    """The tokens and inner steps that a contribution or a learner's reports declare."""
 
     tokens: int
     steps: int
@@ -141,7 +145,7 @@ def credited(
 ) -> Declared:
     """Returns how many of a contribution's declared tokens and steps count.
 
-    said: the declared numbers. reported: the numbers that count in the learner's reports. given: tokens of the
+    said: the declared numbers. reported: the numbers that count in the learner's reports. given: tokens in the
     learner's earlier contributions to the fragment. unheard_s: seconds since the learner's last report of new steps.
     own: the learner's rate. usual: the median rate of the other learners.
     """

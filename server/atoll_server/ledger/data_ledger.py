@@ -1,6 +1,6 @@
 """The tables of datasets, leases and leased units in the registrar's ledger.
 
-Consumed units have no rows. A dataset's row has the first position that was never handed out, and the returned
+Consumed units have no rows. A dataset's row contains the first position that was never handed out, and the returned
 positions as runs. Functions here read or write rows within their caller's transaction (see ledger_writer.py).
 """
 
@@ -28,7 +28,7 @@ from atoll_server.ledger.database import checksum, verified
 
 @dataclass(frozen=True, slots=True)
 class DataRows:
-    """Rows to put and to delete in one transaction. They do not change when the accounts do."""
+    """Rows to write and to delete in one transaction. Later changes of the accounts do not affect them."""
 
     puts: tuple[tuple[str, tuple[Any, ...]], ...]  # table, values without the checksum
     deletes: tuple[tuple[str, tuple[int, ...]], ...]  # table, primary key
@@ -78,7 +78,10 @@ def write(db: sqlite3.Connection, rows: DataRows) -> None:
 
 
 def copy(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
-    """Copies all rows to another ledger, which must have none. Raises LedgerError if a checksum does not match."""
+    """Copies all rows to another ledger, whose tables must be empty.
+
+    Raises LedgerError if a checksum does not match.
+    """
     for table, columns in (("datasets", 3), ("leases", 6), ("leased_units", 5)):
         for row in verified(source.execute(f"SELECT * FROM {table}"), table, columns, named_by=2):  # noqa: S608
             target.execute(f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})", row)  # noqa: S608 - constants
@@ -105,7 +108,7 @@ def as_data(accounts: Accounts) -> list[Any]:
 
 
 def of_stopped_run(db: sqlite3.Connection, lengths: Mapping[int, int]) -> list[Any]:
-    """Does the same as `as_data` for the accounts in a ledger. lengths: parameters, by fragment.
+    """Does the same as `as_data` for the accounts in a ledger. lengths: number of parameters in each fragment.
 
     A unit counts as returned if its merges are not in the accounts yet.
     """

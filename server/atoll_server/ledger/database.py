@@ -67,16 +67,16 @@ CREATE TABLE snapshots (
 """
 
 
-# Completes "...: restore a backup" in a running core, whose memory still holds the undamaged model.
+# Appended to "...: restore a backup" in a running core, whose memory still contains the undamaged model.
 BEFORE_RESTORING = ", but first export the model and check the disk"
 
 
 class LedgerError(UserError):
-    """The ledger is damaged or locked, or has a different schema version. The message is one line with the fix."""
+    """The ledger is damaged or locked, or uses a different schema version. The message is one line with the fix."""
 
 
 def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_TABLES) -> sqlite3.Connection:
-    """Opens the ledger, or creates it with these tables. Raises LedgerError if it is damaged or has a different schema.
+    """Opens the ledger or creates it with these tables. Raises LedgerError if it is damaged or uses another schema.
 
     Raises sqlite3.OperationalError if the disk is full (see `no_room`).
     """
@@ -103,8 +103,8 @@ def open_ledger(path: Path, disk: Disk = DISK, tables: str = RUN_TABLES + SHARD_
 def read_ledger(path: Path, *, unused: bool = False) -> Iterator[sqlite3.Connection]:
     """Context manager for a read-only connection to an existing ledger, which a core may be using. Raises LedgerError.
 
-    This also works on a read-only disk, if the core ended cleanly or the directory is a complete copy. unused: True
-    if no core is using the ledger. SQLite then needs no files next to it.
+    This also works on a read-only disk if the core ended cleanly or the directory is a complete copy. unused: whether
+    no core is using the ledger; SQLite then needs no files next to it.
     """
     unused = unused or not os.access(path.parent, os.W_OK)
     still = unused and not path.with_name(f"{path.name}-wal").exists()
@@ -143,7 +143,7 @@ def no_room(error: sqlite3.Error) -> bool:
 
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Context manager for a transaction. It is durable when the block ends, and rolled back if the block raises."""
+    """Context manager for a transaction. It is durable when the block ends and is rolled back if the block raises."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -175,8 +175,8 @@ def checksum(values: Sequence[Any]) -> int:
 def verified(rows: Iterator[Any], table: str, columns: int, named_by: int = 5) -> Iterator[Any]:
     """Yields the rows after checking each row's checksum. Raises LedgerError if a checksum does not match.
 
-    columns: number of columns that the checksum covers. The next column contains the checksum. named_by: number of
-    leading columns that the error message shows, none of which may contain a secret.
+    columns: number of columns that the checksum covers; the next column contains the checksum. named_by: number of
+    leading columns that the error message shows; none of them may contain a secret.
     """
     for row in rows:
         if checksum(row[:columns]) != row[columns]:

@@ -1,7 +1,7 @@
 """Divides the rows of several shards' ledgers among other ledgers, by fragment.
 
-Rows keep their bytes and checksums. Only sums get a new `through`, since contributions are numbered by their order in
-a ledger. Functions here run within a transaction of each target.
+Rows keep their bytes and checksums, except that sums get a new `through`, since contributions are numbered by their
+order in a ledger. Functions here run within a transaction of each target.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def divide_rows(
     owners: Mapping[int, sqlite3.Connection],
     generation: int,
 ) -> None:
-    """Copies contributions, sums and merges to the ledgers that own their fragments, which must have none yet.
+    """Copies contributions, sums and merges to the ledgers that own their fragments. These tables must be empty there.
 
-    owners: a target's ledger, by fragment. generation: the run's current generation. Raises LedgerError if a row does
+    owners: ledger of each fragment's target. generation: the run's current generation. Raises LedgerError if a row does
     not match its checksum.
     """
     through = [_summed(db, generation) for db in sources]
@@ -54,9 +54,9 @@ def _copy_contributions(
     *,
     summed: bool,
 ) -> None:
-    """Copies the contributions that the sums include, or all others, in order of arrival.
+    """Copies either the contributions that the sums include or all others, in order of arrival.
 
-    Each ledger's own order is kept, even if its clock once went back.
+    The order within each source ledger is kept, even if its clock was once set back.
     """
     streams = [_numbered(db, number, summed=summed) for db, number in zip(sources, through, strict=True)]
     for row in heapq.merge(*streams, key=lambda row: row[ACCEPTED_AT]):
@@ -74,14 +74,14 @@ def _marks(row: Sequence[Any]) -> str:
 
 
 def count_rows(db: sqlite3.Connection) -> tuple[int, int, int]:
-    """Returns the number of contributions, of pending ones, and of merges in a ledger."""
+    """Returns the numbers of contributions, of pending contributions and of merges in a ledger."""
     queries = ("contributions", "contributions WHERE fate='pending'", "merges")
     contributions, pending, merges = (db.execute(f"SELECT count(*) FROM {each}").fetchone()[0] for each in queries)  # noqa: S608
     return contributions, pending, merges
 
 
 def check_counts(sources: Sequence[sqlite3.Connection], targets: Sequence[sqlite3.Connection]) -> None:
-    """Raises LedgerError unless the targets together have as many rows as the sources."""
+    """Raises LedgerError unless the targets together contain as many rows as the sources."""
     before, after = (tuple(map(sum, zip(*map(count_rows, group), strict=True))) for group in (sources, targets))
     if before != after:
         raise LedgerError(

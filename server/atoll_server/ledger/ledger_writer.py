@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 async def with_room(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Runs `work` in a thread when a core starts. Repeats `work` while the disk is full. Returns the result."""
+    """Runs `work` in a thread during a core's start. Repeats `work` while the disk is full. Returns the result."""
     said = False
     while True:
         try:
@@ -48,7 +48,7 @@ async def with_room(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 class LedgerWriter:
-    """Commits operations to the ledger. Use it on one event loop, between `start` and `stop`."""
+    """Commits operations to the ledger. Must be used on one event loop, between `start` and `stop`."""
 
     def __init__(self, db: sqlite3.Connection, fail: Callable[[BaseException], None], clock: Clock) -> None:
         """fail: function that ends the process with the error of a failed commit."""
@@ -57,7 +57,7 @@ class LedgerWriter:
         self._clock = clock
         self._queued: deque[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = deque()
         self._writing: asyncio.Task[None] | None = None
-        self.full = False  # whether the disk is full, so that no work is acknowledged
+        self.full = False  # whether the disk is full; if so, no work is acknowledged
         self._thread: ThreadPoolExecutor  # set by `start`
 
     def start(self) -> None:

@@ -1,7 +1,7 @@
-"""A generation's history: which generation made each version of a fragment, and the ledger's rows of these versions.
+"""Reads a generation's history: the generation that made each version of a fragment, and the rows of these versions.
 
 A run that is restored to a checkpoint begins a new generation. Up to this checkpoint, the new generation shares the
-history of the generation that took the checkpoint. The older generation's later work is not part of this history.
+history of the generation that took it. That generation's later work is not part of the new generation's history.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ LAST = (1 << 63) - 1  # a version that no fragment reaches
 class Beginning:
     """A generation's beginning at a checkpoint of its parent.
 
-    versions: the checkpoint's versions, by fragment. epoch: the last core's epoch before the restore. at: wall-clock
-    seconds, for people. backup_at: when the backup was taken from which the run was restored; 0: without a backup.
+    versions: version of each fragment in the checkpoint. epoch: epoch of the last core before the restore. at: time of
+    the restore in wall-clock seconds, for people. backup_at: time of the backup from which the run was restored; 0
+    without a backup.
     """
 
     generation: int
@@ -47,7 +48,10 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A generation with its history. beginnings: those of all its generations after the first, newest first."""
+    """A generation with its history.
+
+    beginnings: beginnings of all generations after the first in this history, newest first.
+    """
 
     generation: int = 1
     beginnings: tuple[Beginning, ...] = ()
@@ -55,7 +59,7 @@ class Line:
     def spans(self, fragment: int, after: int = 0, to: int = LAST) -> list[tuple[int, int, int]]:
         """Returns which generations made a fragment's versions above `after` and up to `to`, oldest first.
 
-        Each result is (generation, after, to), with the same meaning of `after` and `to`.
+        Each item is (generation, after, to), where `after` and `to` have the same meaning as the arguments.
         """
         found: list[tuple[int, int, int]] = []
         generation = self.generation
@@ -114,13 +118,13 @@ def merges(db: sqlite3.Connection, line: Line, fragment: int, after: int) -> lis
 
 
 def last_merge(db: sqlite3.Connection, line: Line, fragment: int) -> tuple[int, float | None]:
-    """Returns the cycle and wall-clock time of a fragment's newest merge, or (0, None) if it has no merge."""
+    """Returns the cycle and wall-clock time of a fragment's newest merge, or (0, None) if there is no merge."""
     newest = next(_newest_merges(db, line, fragment), None)
     return (0, None) if newest is None else (newest.cycle, newest.merged_at)
 
 
 def ages(db: sqlite3.Connection, line: Line, fragment: int, steps: float) -> dict[int, float]:
-    """Returns the age in outer steps of each version from a fragment's last `steps` outer steps, oldest first."""
+    """Returns the age, in outer steps, of each version from a fragment's last `steps` outer steps, oldest first."""
     found: dict[int, float] = {}
     for row in _newest_merges(db, line, fragment):
         age = float(row.rule["age"])
@@ -133,7 +137,7 @@ def ages(db: sqlite3.Connection, line: Line, fragment: int, steps: float) -> dic
 def merged(
     db: sqlite3.Connection, line: Line, fragment: int, after: int, to: int = LAST
 ) -> Iterator[tuple[int, ContributionRow, FateRow]]:
-    """Yields contributions merged into a fragment's versions above `after` up to `to`, each with its generation."""
+    """Yields contributions merged into a fragment's versions above `after` and up to `to`, each with its generation."""
     condition = "AND fragment=? AND fate='merged' AND version>? AND version<=?"
     for generation, start, end in line.spans(fragment, after, to):
         for row, fate in shard_ledger.contributions(db, generation, condition, (fragment, start, end)):

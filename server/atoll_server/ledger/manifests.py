@@ -1,4 +1,4 @@
-"""Checkpoints of a run with several shards, and the snapshots that a shard keeps for them.
+"""Reads and writes the checkpoints of a run with several shards, and the snapshots that a shard keeps for them.
 
 A checkpoint of such a run is a manifest in the registrar's ledger, which names one snapshot of each shard. The manifest
 is written after all these snapshots are durable, so an interrupted checkpoint leaves no manifest. Functions here read
@@ -21,8 +21,8 @@ MANIFESTS, RESTORED, KEPT = "checkpoints", "restored_checkpoint", "kept_snapshot
 class Manifest:
     """A checkpoint of a run with several shards.
 
-    own: the number of the registrar's own shard. snapshots: number of each shard's snapshot, by shard. versions: by
-    fragment, for all fragments of the run. taken_at: wall-clock seconds. datasets: as in SnapshotRow.
+    own: number of the registrar's own shard. snapshots: number of each shard's snapshot, keyed by shard. versions:
+    version of each fragment of the run. taken_at: wall-clock seconds. datasets: as in SnapshotRow.
     """
 
     id: int
@@ -54,21 +54,21 @@ class RestoredManifest:
 
 @dataclass(frozen=True, slots=True)
 class KeptSnapshots:
-    """The snapshots that a shard keeps because a manifest names them, or may soon name them.
+    """The snapshots that a shard keeps because a manifest names them or may soon name them.
 
-    through: the newest snapshot that the registrar has told the shard about. A newer one may belong to a manifest that
-    is not written yet.
+    through: number of the newest snapshot that the registrar has told the shard about. A newer snapshot may belong to a
+    manifest that is not written yet.
     """
 
     snapshots: frozenset[int] = frozenset()
     through: int = 0
 
     def plus(self, snapshot: int) -> KeptSnapshots:
-        """Returns these snapshots and a new one."""
+        """Returns these snapshots together with a new one."""
         return replace(self, snapshots=self.snapshots | {snapshot})
 
     def told(self, snapshots: frozenset[int], through: int) -> KeptSnapshots:
-        """Returns the snapshots to keep. snapshots: those up to `through` that the registrar's manifests name."""
+        """Returns the snapshots to keep. snapshots: snapshots up to `through` that the registrar's manifests name."""
         newer = {each for each in self.snapshots if each > through}
         return KeptSnapshots(snapshots | newer, through)
 
@@ -84,7 +84,7 @@ def put_manifests(db: sqlite3.Connection, manifests: Sequence[Manifest]) -> None
 
 
 def restored_of(meta: dict[str, Any]) -> RestoredManifest | None:
-    """Returns the manifest that the run's generation began from; None if it began without one."""
+    """Returns the manifest from which the run's generation began; None if it began without one."""
     data = meta.get(RESTORED)
     if data is None or data["generation"] != meta["generation"]:
         return None
@@ -109,8 +109,8 @@ def put_kept(db: sqlite3.Connection, kept: KeptSnapshots) -> None:
 def dropped(manifests: Sequence[Manifest], generation: int, keep: int) -> list[Manifest]:
     """Returns the manifests that the run no longer needs, oldest first.
 
-    generation: the current generation. keep: how many of the newest manifests stay. After a restore, all manifests stay
-    until the new generation has two, so that the restore can be undone.
+    generation: the current generation. keep: number of newest manifests to keep. After a restore, all manifests are
+    kept until the new generation has two, so that the restore can be undone.
     """
     mine = [each for each in manifests if each.generation == generation]
     if len(mine) < 2 and len(mine) < len(manifests):

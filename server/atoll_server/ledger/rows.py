@@ -25,16 +25,16 @@ class ContributionRow:
     size_bytes: int
     digest: bytes
     norms_sq: tuple[float, ...]
-    scale: float  # factor that clips the contribution, 0 to 1
+    scale: float  # factor that clips the contribution, from 0 to 1
     accepted_at: float  # wall-clock seconds, for people
-    units: tuple[UnitRange, ...] = ()  # data units whose training ended in its steps
+    units: tuple[UnitRange, ...] = ()  # data units whose training ended in these steps
 
 
 @dataclass(frozen=True, slots=True)
 class FateRow:
-    """A contribution's fate. weight, staleness: from its merge.
+    """A contribution's fate. weight, staleness: as used in its merge.
 
-    version: the version that its merge made, or the fragment's version when it was refused. dropped: whether the
+    version: the version that its merge produced, or the fragment's version when it was refused. dropped: whether the
     learner must discard the work of a refused contribution.
     """
 
@@ -49,10 +49,10 @@ class FateRow:
 
 @dataclass(frozen=True, slots=True)
 class TotalsRow:
-    """Sums over merged and refused contributions, from one incarnation of a learner to one fragment.
+    """Sums over the merged and refused contributions from one incarnation of a learner to one fragment.
 
-    through: number of the last included contribution. tokens: tokens of merged contributions. seq, cycle: the highest
-    values. units: data units in merged contributions, by lease.
+    through: number of the last contribution that the sums include. tokens: tokens of merged contributions. seq, cycle:
+    the highest seq and cycle. units: data units in merged contributions, keyed by lease.
     """
 
     learner: str
@@ -68,7 +68,7 @@ class TotalsRow:
     units: dict[int, MergedUnits] = field(default_factory=dict)
 
     def plus(self, number: int, row: ContributionRow, fate: FateRow) -> TotalsRow:
-        """Returns these sums with one more contribution, which is newer than all included ones."""
+        """Returns these sums after adding one more contribution, which is newer than all those included."""
         merged = fate.fate is Fate.MERGED
         return replace(
             self,
@@ -87,8 +87,8 @@ class TotalsRow:
 class MergeRow:
     """One merge. shares: (learner, incarnation, seq, weight, staleness), in merge order.
 
-    run_tokens, voided_tokens: the values in the shard's view of the run when the merge began. A replay of the merge
-    needs them. theta, theta_pub, momentum: CRC-32C checksums of the merged values. merged_at: wall-clock seconds.
+    run_tokens, voided_tokens: values in the shard's view of the run when the merge began, which a replay needs. theta,
+    theta_pub, momentum: CRC-32C checksums of the merged values. merged_at: wall-clock seconds.
     """
 
     fragment: int
@@ -107,10 +107,10 @@ class MergeRow:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRow:
-    """A snapshot. versions, checksums: by fragment, with one checksum each for theta, theta_pub and momentum.
+    """A snapshot. versions: version of each fragment. checksums: of theta, theta_pub and momentum of each fragment.
 
-    tokens: counted tokens of each learner when the snapshot was taken. datasets: the accounts of the datasets at that
-    time, from which a restore to the snapshot continues (see `data_ledger`).
+    tokens: counted tokens of each learner when the snapshot was taken. datasets: accounts of the datasets at that time,
+    from which a restored run continues (see `data_ledger`).
     """
 
     id: int

@@ -15,13 +15,13 @@ from atoll_server.ledger.rows import LearnerRow
 
 # Keys of the run's values
 VIEW = "view"  # in a shard's ledger: its newest view of the run
-STAGED = "staged"  # in a shard's ledger: digest of the whole initial parameters whose part is in its directory
+STAGED = "staged"  # in a shard's ledger: digest of all initial parameters, of which its directory contains a part
 ATTACHED = "attached"  # in the registrar's ledger: the division into shards, with their addresses and directories
 MOVED = "moved"  # the folder to which `atoll reshard` moved the run; a core no longer starts from this directory
 
 
 def put_meta(db: sqlite3.Connection, key: str, value: Any) -> None:  # noqa: ANN401
-    """Stores one of the run's values. value: must be serialisable as JSON."""
+    """Stores one of the run's values. value: a value that can be serialised as JSON."""
     values = (key, json.dumps(value))
     db.execute("INSERT OR REPLACE INTO meta VALUES (?,?,?)", (*values, checksum(values)))
 

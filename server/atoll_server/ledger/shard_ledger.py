@@ -93,7 +93,7 @@ def put_totals(db: sqlite3.Connection, generation: int, row: TotalsRow) -> None:
 
 
 def add_merge(db: sqlite3.Connection, generation: int, row: MergeRow, fates: Sequence[FateRow]) -> None:
-    """Adds a merge, and writes the fates of the contributions that it merged or refused."""
+    """Adds a merge and writes the fates of the contributions that it merged or refused."""
     values = (
         generation,
         row.fragment,
@@ -189,7 +189,7 @@ def read_again(db: sqlite3.Connection, number: int, limit: int) -> int:
 
 
 def check_rows(db: sqlite3.Connection) -> None:
-    """Verifies sums and merges of all generations. Raises LedgerError if a checksum does not match."""
+    """Verifies the sums and merges of all generations. Raises LedgerError if a checksum does not match."""
     for table, columns in (("tallies", TALLY_COLUMNS), ("merges", MERGE_COLUMNS)):
         for _ in verified(db.execute(f"SELECT * FROM {table}"), table, columns):  # noqa: S608 - constants
             pass
@@ -200,8 +200,8 @@ def receipts(
 ) -> list[tuple[int, ContributionRow, FateRow]]:
     """Returns the newest contributions of all generations, newest first, each with its number.
 
-    Numbers increase in order of arrival. learner: empty for all learners. fate: None for all fates. before: only
-    numbers below this; 0 for no limit.
+    Numbers increase in order of arrival. learner: name of a learner; empty for all learners. fate: a fate; None for all
+    fates. before: limit that the returned numbers are below; 0 for no limit.
     """
     given = [(text, value) for text, value in (("learner=?", learner), ("rowid<?", before)) if value]
     fates = [f"fate='{each}'" for each in FATES if each == fate]  # the form in which SQLite uses the indices
@@ -219,7 +219,7 @@ def latest_norms(
 ) -> list[tuple[str, float, int]]:
     """Returns (learner, norm, steps) of the last contributions to a fragment that were not refused, oldest first.
 
-    to: excludes contributions merged into versions above this one.
+    to: newest version; contributions merged into later versions are excluded.
     """
     query = (
         "SELECT learner, norms_sq, steps FROM contributions NOT INDEXED WHERE generation=? AND fragment=? "
@@ -253,13 +253,13 @@ def _contribution(r: Sequence[Any]) -> tuple[ContributionRow, FateRow]:
 
 
 def merges(db: sqlite3.Connection, generation: int, fragment: int, after: int, to: int) -> Iterator[MergeRow]:
-    """Yields a generation's merges of a fragment with versions above `after` up to `to`, oldest first."""
+    """Yields a generation's merges of a fragment with versions above `after` and up to `to`, oldest first."""
     condition = "WHERE generation=? AND fragment=? AND version>? AND version<=? ORDER BY version"
     return _merges(db, condition, (generation, fragment, after, to))
 
 
 def newest_merges(db: sqlite3.Connection, generation: int, fragment: int, after: int, to: int) -> Iterator[MergeRow]:
-    """Yields the same merges as `merges`, newest first. Rows are read as the iterator advances."""
+    """Yields the same merges as `merges` but newest first. Rows are read as the iterator advances."""
     condition = "WHERE generation=? AND fragment=? AND version>? AND version<=? ORDER BY version DESC"
     return _merges(db, condition, (generation, fragment, after, to))
 

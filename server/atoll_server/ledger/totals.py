@@ -1,4 +1,4 @@
-"""Sums over contributions, so that a starting core reads only these sums and newer contributions.
+"""Maintains sums over contributions, so that a starting core reads only these sums and newer contributions.
 
 Each row sums the contributions from one incarnation of a learner to one fragment. A contribution is added once all
 contributions up to it are merged or refused. Functions here run within their caller's transaction.

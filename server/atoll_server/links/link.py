@@ -1,4 +1,4 @@
-"""PURE: one link to the core: its state and rates, and how long it may be silent until work is discarded.
+"""PURE: one link to the core, with its state, its rates and the time that it may be silent before work is discarded.
 
 Times are monotonic seconds on the core's clock.
 """
@@ -12,14 +12,14 @@ from atoll_wire.contract import LinkState
 
 SILENT_S = 5.0  # seconds without a message after which a link is silent; a front sends one per second
 RATE_S = 10.0  # a rate covers at least half of this time, and at most a second more
-ARRIVAL_STEPS = 1.0  # outer steps that work needs to arrive after an outage, since each fragment syncs once per step
+ARRIVAL_STEPS = 1.0  # outer steps within which work arrives after an outage, since each fragment syncs once per step
 
 
 @dataclass(frozen=True, slots=True)
 class MergePace:
     """How fast merges make older work stale. outer_steps: number of outer steps so far, as a mean over fragments.
 
-    outer_step_s: shortest time of an outer step in seconds; None while nothing is merged. live: the live learners.
+    outer_step_s: shortest duration of an outer step in seconds; None while nothing is merged. live: the live learners.
     """
 
     outer_steps: float
@@ -30,7 +30,7 @@ class MergePace:
 
 @dataclass(slots=True)
 class Traffic:
-    """The payload bytes over a link, in each direction. moved_at: when a total last grew; None: never."""
+    """The payload bytes over a link in each direction. moved_at: time when a total last grew; None if it never grew."""
 
     up: int = 0
     down: int = 0
@@ -38,7 +38,7 @@ class Traffic:
     _marks: list[tuple[float, int, int]] = field(default_factory=list)  # times and totals; rates begin at the oldest
 
     def saw(self, up: int, down: int, now: float) -> None:
-        """Records the totals. Lower totals are those of a new process."""
+        """Records the totals. Totals that are lower than before come from a new process."""
         if up < self.up or down < self.down or not self._marks:
             self._marks = [(now, up, down)]
         elif (up, down) != (self.up, self.down):
@@ -60,8 +60,8 @@ class Traffic:
 class Link:
     """The link of a front, or of a learner that calls the core directly. learners: the learners behind the link.
 
-    heard_at: time of the last message; None: none since the core's start. outer_steps: the run's outer steps then;
-    None: not known yet.
+    heard_at: time of the last message; None if there was none since the core's start. outer_steps: the run's outer
+    steps at that time; None if not known yet.
     """
 
     name: str
@@ -83,9 +83,9 @@ class Link:
         return self.traffic.rates(now) if self.state(now) is LinkState.CONNECTED else (0.0, 0.0)
 
     def budget_s(self, pace: MergePace, now: float) -> float | None:
-        """Returns how long the link may be silent, from now on, until work behind it is discarded.
+        """Returns how long the link may be silent, from now on, before work of the learners behind it is discarded.
 
-        Returns None if no work would be discarded, since nothing is merged without the learners behind the link.
+        Returns None if no work would be discarded because nothing is merged without the learners behind the link.
         """
         if pace.outer_step_s is None or len(pace.live) == sum(name in pace.live for name in self.learners):
             return None

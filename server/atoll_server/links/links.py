@@ -1,4 +1,4 @@
-"""PURE: all links of a run. A front announces itself; a learner that follows the run through no front has its own link.
+"""PURE: all links of a run. A front announces itself. A learner that does not use a front has its own link.
 
 Times are monotonic seconds on the core's clock.
 """
@@ -18,17 +18,20 @@ from atoll_server.links.link import Link, MergePace
 from atoll_server.telemetry import entries
 
 MAX_FRONTS = 256
-NONCES = 16  # number of a front's processes that are remembered, since learners behind it may name an older one
+NONCES = 16  # number of a front's processes that are remembered; learners behind it may name an older process
 FORGET_S = 60.0  # seconds after which a silent front without learners behind it is forgotten
 APART_S = 2.0 * HEARTBEAT_S  # a cut link silences a front and the learners behind it within this time
-LATE_S = 1.15 * REPORT_S  # seconds without a report after which a learner does not only take no steps
-RETURN_S = 30.0  # seconds in which learners reconnect after their front has
+LATE_S = 1.15 * REPORT_S  # seconds without a report after which a learner is silent, rather than only taking no steps
+RETURN_S = 30.0  # seconds within which learners reconnect after their front has reconnected
 LONGEST_TRIP_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerTraffic:
-    """What the core knows about a present learner. heard_at: None if it sent nothing since the core's start."""
+    """Data about a present learner.
+
+    heard_at: time of its last message; None if it has sent none since the core's start.
+    """
 
     name: str
     region: str
@@ -39,9 +42,9 @@ class LearnerTraffic:
 
 @dataclass(slots=True, eq=False)
 class Front(Link):
-    """A front. owner: the name in its certificate; empty without one. host: its address. nonces: newest last.
+    """A front. owner: the name in its certificate; empty without one. host: its address. nonces: the newest is last.
 
-    shown: the last recorded state. silent_since: when the last silence began. connected_at: when it ended.
+    shown: the last recorded state. silent_since: time when the last silence began. connected_at: time when it ended.
     """
 
     owner: str = ""
@@ -67,7 +70,7 @@ class Front(Link):
 
 
 class Links:
-    """The fronts by name, and the learners' own links by learner."""
+    """The fronts, keyed by name, and the learners' own links, keyed by learner."""
 
     def __init__(self) -> None:
         self.fronts: dict[str, Front] = {}
@@ -79,7 +82,7 @@ class Links:
 
     @property
     def all(self) -> list[Link]:
-        """All links, those of fronts first."""
+        """All links, with those of fronts first."""
         return [*(self.fronts[name] for name in sorted(self.fronts)), *(self.own[name] for name in sorted(self.own))]
 
     # ------------------------------------------------------------------------------ messages
@@ -88,8 +91,8 @@ class Links:
         """Returns the front that sent a call's first report.
 
         A process that starts where a front fell silent takes that front's place. owner: the name in the caller's
-        certificate. host: the caller's address without its port. Raises Refused for malformed reports, and for more
-        than MAX_FRONTS fronts.
+        certificate. host: the caller's address without its port. Raises Refused for a malformed report or for more than
+        MAX_FRONTS fronts.
         """
         if not report.nonce or len(report.region) > LARGEST_REGION or not report.region.isprintable():
             text = "a front announces itself with a nonce, and a region of at most 64 printable characters"
@@ -120,7 +123,10 @@ class Links:
         front.traffic.saw(report.bytes_up, report.bytes_down, now)
 
     def follows(self, learner: str, nonce: int) -> None:
-        """Records through which front a learner follows the run. nonce: of the front; 0: none."""
+        """Records the front through which a learner follows the run.
+
+        nonce: the front's nonce; 0 if there is no front.
+        """
         self._through[learner] = nonce
 
     def measured(self, learner: str, round_trip_s: float) -> None:
@@ -150,7 +156,7 @@ class Links:
     # ------------------------------------------------------------------------------ once per second
 
     def look(self, learners: Collection[LearnerTraffic], outer_steps: float, now: float) -> list[entries.Entry]:
-        """Updates all links, and returns the changes of fronts since the last call. Call it once per second.
+        """Updates all links and returns the changes of fronts since the last call. Call it once per second.
 
         learners: the present learners. outer_steps: see `MergePace`.
         """
@@ -184,9 +190,11 @@ class Links:
         return self._by_nonce.get(self._through.get(learner, 0))
 
     def cut_off(self, learner: str, heard_at: float, now: float) -> bool:
-        """Returns whether a silent learner may be training behind a link that is cut, or was cut a moment ago.
+        """Returns whether a silent learner may be training behind a link that is or was recently cut.
 
-        That is so unless it reports, or its front was heard for longer. heard_at: time of the learner's last report.
+        This is the case unless the learner reports or its front sent messages for longer than the learner did.
+
+        heard_at: time of the learner's last report.
         """
         front = self.front_of(learner)
         if front is None or front.heard_at is None:

@@ -64,7 +64,7 @@ class FragmentState:
 
 
 class Contribution(Protocol):
-    """A contribution, as the merge reads it."""
+    """The interface through which a merge reads a contribution."""
 
     @property
     def learner(self) -> str:
@@ -80,7 +80,7 @@ class Contribution(Protocol):
 
     @property
     def scale(self) -> float:
-        """The factor that clips the contribution's norm, 0 to 1."""
+        """The factor that clips the contribution's norm, from 0 to 1."""
 
     def content(self, span: FrameSpan) -> Content:
         """Returns the decompressed content of a frame, which consists of codes and then scales."""
@@ -88,7 +88,7 @@ class Contribution(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A published update. frames: compressed payloads, by frame. crc32c: checksum of theta_pub after the update."""
+    """A published update. frames: compressed payload of each frame. crc32c: checksum of theta_pub after the update."""
 
     version: int
     frames: tuple[bytes, ...]
@@ -97,7 +97,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """The result of a merge. checksums: CRC-32C of the new theta, theta_pub and momentum."""
+    """The result of a merge. checksums: CRC-32C checksums of the new theta, theta_pub and momentum."""
 
     state: FragmentState
     update: Update
@@ -115,9 +115,9 @@ def start(theta: F32) -> FragmentState:
 def weight(tokens: int, steps: int, staleness: float, exponent: float) -> float:
     """Returns a contribution's weight before normalisation (2604.21428).
 
-    The weight is tokens x (tokens / steps) x max(1, staleness)^-exponent. staleness: in outer steps. The last factor is
-    the discount of FedAsync (1903.03934), but applies only to a staleness above 1. A smaller staleness costs little
-    quality, and a discount would cost more (records/quality).
+    The weight is tokens x (tokens / steps) x max(1, staleness)^-exponent. staleness: staleness in outer steps. The last
+    factor is the discount of FedAsync (1903.03934), but applies only to a staleness above 1. A smaller staleness costs
+    little quality, and a discount would cost more (records/quality).
     """
     return tokens * (tokens / steps) * math.pow(max(1.0, staleness), -exponent)
 
@@ -142,7 +142,7 @@ def merge(
     rule: OuterRule,
     published: F32,
 ) -> MergeResult:
-    """Merges contributions into the next version of `state`, and returns the new state and the published update.
+    """Merges contributions into the next version of `state` and returns the new state and the published update.
 
     contributions: sorted by learner, all in one codec. The norm of each piece must be at most LARGEST_NORM, so that
     all sums are finite. weights: one per contribution, with a sum of at most 1. published: float32 (fragment.length,),
@@ -169,7 +169,7 @@ def merge(
 
 
 class _Given:
-    """The decompressed contents of a round's contributions, for both passes.
+    """The decompressed contents of a round's contributions, which both passes use.
 
     The second pass reuses the contents of the first pass if they take at most four bytes per parameter. Otherwise, the
     second pass reads the contents again.
@@ -192,7 +192,10 @@ class _Given:
 
 
 def _factors(directed: NDArray[np.bool_], contribution: Contribution, weighs: float) -> F32:
-    """Returns a contribution's factors, float32 (pieces,). directed: whether each piece is merged by direction."""
+    """Returns a contribution's factors, float32 (pieces,).
+
+    directed: for each piece, whether it is merged by direction.
+    """
     factors = np.full(len(directed), weighs * contribution.scale, np.float64)
     for index in np.flatnonzero(directed):
         norm = math.sqrt(contribution.norms_sq[index])
@@ -223,7 +226,7 @@ def _step(
     """Runs the second pass: takes the Nesterov step, and computes the published update and the checksums.
 
     factors: float32 (contributions, pieces). scales: float32 (pieces,), for the weighted sum. part: fraction of an
-    outer step, 0 to 1.
+    outer step, from 0 to 1.
     """
     frames = []
     theta_crc = 0
@@ -256,7 +259,7 @@ def _step_frame(
 ) -> Content:
     """Runs the second pass over a frame. Returns the content of the frame's update, which is a view of `memory`.
 
-    rates: lr, decay and push, float32 (3,). kind: the update's codec.
+    rates: the values lr, decay and push, float32 (3,). kind: the update's codec.
     """
     contents = given.contents(span)
     update = memory[: frame_codec.content_bytes(span, kind)]
@@ -309,7 +312,7 @@ class _Zeros:
 
 
 def warm_up() -> None:
-    """Compiles every kernel that a core uses, or loads the kernel from the disk cache."""
+    """Compiles every kernel that a core uses or loads it from the cache on disk."""
     frame_codec.warm_up()
     span = FrameSpan(0, 0, 1, (Segment(0, 0, 1),))
     fragment = FragmentLayout(0, 1, (Piece(0, 0, 1, 0, MergeKind.AVERAGE, ""),), (span,))

@@ -95,8 +95,8 @@ def frame_step(
         momentum' = decay x momentum + Delta
         theta' = theta - lr x (Delta + push x momentum')
 
-    scales: float32 (segments,). rates: lr, decay and push, float32 (3,). update: address of the content that receives
-    Q(theta' - theta_pub), where Q is the rounding by the update's codec. published: receives theta_pub + Q.
+    scales: float32 (segments,). rates: the values lr, decay and push, float32 (3,). update: address of the content that
+    receives Q(theta' - theta_pub), where Q is the rounding by the update's codec. published: receives theta_pub + Q.
     """
     block = np.empty(BLOCK, np.float32)
     at = 0
@@ -145,7 +145,8 @@ def _nesterov(
 ) -> None:
     """Takes the Nesterov step on one block, in place.
 
-    combined: the weighted sum of contributions. Receives theta' - theta_pub, which the update then encodes.
+    combined: the weighted sum of contributions. It is overwritten with theta' - theta_pub, which the update then
+    encodes.
     """
     lr = rates[0]
     decay = rates[1]

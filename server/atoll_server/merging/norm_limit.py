@@ -8,10 +8,10 @@ follows from the medians of recently accepted contributions:
     median norm x sqrt(r)            for r < 1
 
 The core refuses a contribution whose norm is above `norm_limit` times the expected norm. If the norm is only above
-`clip_norm` times the expected norm, the core scales the contribution down to this limit. Honest contributions can lie
-between the two limits. For example, a learner that joins with a fresh optimizer takes much larger steps than the
-others. The core judges no contribution before the window is full, since norms grow tenfold within a few rounds of
-learning-rate warm-up.
+`clip_norm` times the expected norm, the core scales the contribution down to this limit. The norms of honest
+contributions can lie between the two limits. For example, a learner that joins with a fresh optimizer takes much larger
+steps than the others. The core judges no contribution before the window is full, since norms grow tenfold within a few
+rounds of learning-rate warm-up.
 
 All learners have equal shares of the window, and the window excludes refused norms. A minority of learners therefore
 cannot move the median. A genuine change of norms affects all learners. If the core refuses contributions of more than
@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-LONGEST = 10.0  # multiple of the median number of steps, above which more steps do not raise the expected norm
+LONGEST = 10.0  # multiple of the median number of steps above which more steps do not raise the expected norm
 AGREED = 4  # number of consecutive refusals; a learner has at most one refusal per round (`Uploads.offer`)
 
 Size = tuple[float, int]  # norm of the whole fragment, inner steps
@@ -34,7 +34,10 @@ Size = tuple[float, int]  # norm of the whole fragment, inner steps
 
 @dataclass(frozen=True, slots=True)
 class NormVerdict:
-    """The decision on a contribution. scale: its factor in the merge. refusal: the reason; empty if accepted."""
+    """The decision on a contribution.
+
+    scale: its factor in the merge. refusal: reason for the refusal; empty if accepted.
+    """
 
     scale: float = 1.0
     refusal: str = ""
@@ -82,9 +85,10 @@ class NormLimiter:
         return self._usual.count >= self.window
 
     def enter(self, learner: str, norm: float, steps: int, present: Set[str]) -> NormVerdict:
-        """Judges a contribution, and records its size and the decision.
+        """Judges a contribution and records its size and the decision.
 
-        norm: of the whole fragment. steps: inner steps. present: learners from which the core expects contributions.
+        norm: norm of the whole fragment. steps: number of inner steps. present: learners from which the core expects
+        contributions.
         """
         usual, verdict = self._usual, self.judge(norm, steps)
         if verdict.refusal and usual.changed_for_all(learner, present):
@@ -98,7 +102,10 @@ class NormLimiter:
         return verdict
 
     def note(self, learner: str, norm: float, steps: int) -> None:
-        """Records the size of an accepted contribution. norm: of the whole fragment. steps: inner steps."""
+        """Records the size of an accepted contribution.
+
+        norm: norm of the whole fragment. steps: number of inner steps.
+        """
         usual = self._usual
         usual.refused.pop(learner, None)
         latest = usual.taken.pop(learner, ())
@@ -107,7 +114,10 @@ class NormLimiter:
         usual.count += 1
 
     def judge(self, norm: float, steps: int) -> NormVerdict:
-        """Judges a contribution without recording its size. norm: of the whole fragment. steps: inner steps."""
+        """Judges a contribution without recording its size.
+
+        norm: norm of the whole fragment. steps: number of inner steps.
+        """
         if not self.judges:
             return NormVerdict()
         sizes = self._usual.sizes(self.window)
@@ -128,6 +138,6 @@ class NormLimiter:
 
 
 def _keep(latest: dict[str, deque[Size]], learners: int) -> None:
-    """Removes the learners that contributed longest ago from `latest`, until at most `learners` remain."""
+    """Removes the learners that contributed longest ago from `latest` until at most `learners` remain."""
     while len(latest) > learners:
         del latest[next(iter(latest))]

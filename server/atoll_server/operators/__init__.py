@@ -1,4 +1,4 @@
-"""What operators see of a run, and what they do with it, over all its shards.
+"""Shows the state of a run to operators and carries out their actions, over all shards of the run.
 
 `status` and `gauges` show a run's state. `receipt_pages` lists receipts, `run_checkpoints` takes checkpoints, and
 `model_export` exports the model. `shard_calls` calls the run's other shards.

@@ -1,4 +1,4 @@
-"""Reads the run's state once per second, records its changes in the journal, and samples metrics for Prometheus."""
+"""Reads the run's state once per second, records its changes in the journal and samples metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from atoll_server.telemetry.metrics import Metrics, MetricSamples
 log = structlog.get_logger()
 
 EVERY_S = 1.0
-SETTLED_S = 10.0  # after a start, learners need up to this long to repeat reports that the previous core lost
+SETTLED_S = 10.0  # seconds that learners may need after a start to repeat reports that the previous core lost
 
 
 async def keep_gauges(
@@ -38,7 +38,10 @@ async def keep_gauges(
     events: EventLog,
     facts: Callable[[], CoreFacts],
 ) -> None:
-    """Updates metrics and events once per second until this task is cancelled. facts: returns the core's facts."""
+    """Updates metrics and events once per second until this task is cancelled.
+
+    facts: function that returns the core's facts.
+    """
     while True:
         ledger_bytes = await asyncio.to_thread(_size_bytes, settings.directory / LEDGER)
         try:
@@ -53,7 +56,7 @@ async def keep_gauges(
 
 
 async def keep_shard_gauges(run: KnownRun, metrics: Metrics, directory: Path, facts: Callable[[], CoreFacts]) -> None:
-    """As `keep_gauges`, for a process with only a shard. The registrar samples the metrics of the run."""
+    """Does the same as `keep_gauges` for a process with only a shard. The registrar samples the metrics of the run."""
     while True:
         made = MetricSamples()
         made.set("atoll_ledger_bytes", await asyncio.to_thread(_size_bytes, directory / LEDGER))
@@ -129,7 +132,7 @@ def _read_run(run: Registrar, reading: MetricSamples, facts: CoreFacts, now: flo
 
 
 def _read_links(run: Registrar, reading: MetricSamples, now: float) -> None:
-    """Samples the links. For a learner's own link, other metrics have the bytes and the time of the last message."""
+    """Samples the links. For a learner's own link, other metrics show the bytes and the time of the last message."""
     pace = run.pace(now)
     for link in run.links.all:
         labels = ("front" if link.front else "learner", link.name, link.region)

@@ -1,4 +1,4 @@
-"""Exports the published model, from the shard in this process and from all other shards."""
+"""Exports the published model from the shard in this process and from all other shards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHUNK_BYTES = 1 << 20
 
 
 async def export_model(run: Registrar, calls: ShardCalls, directory: Path, *, initial: bool) -> AsyncGenerator[bytes]:
-    """Yields the whole model's file in chunks. initial: with the initial parameters instead of the current ones.
+    """Yields the whole model's file in chunks. initial: whether to export the initial parameters, not the current ones.
 
     The model is collected in a temporary file in `directory`, one fragment at a time. Raises Refused if a fragment
     cannot be read, or OSError if the disk fails.
@@ -46,7 +46,7 @@ async def export_model(run: Registrar, calls: ShardCalls, directory: Path, *, in
 
 
 async def _collect(run: Registrar, own: Shard, calls: ShardCalls, model: ModelData) -> None:
-    """Adds all fragments. Each is released before the next one is read, since merges need the memory."""
+    """Adds all fragments. Releases each fragment before reading the next one, since merges need the memory."""
     for held in own.fragments.values():
         async with own.readers.newest(held) as state:
             await asyncio.to_thread(model.add, held.place, state)
@@ -88,7 +88,7 @@ async def _chunks(file: BinaryIO) -> AsyncGenerator[bytes]:
 
 
 async def replies(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[pb.ExportCheckpointReply]:
-    """Yields chunks as messages. Also raises Refused if the disk fails."""
+    """Yields chunks as messages. Raises Refused if the disk fails, and passes on the errors of `chunks`."""
     try:
         async with contextlib.aclosing(chunks):
             async for chunk in chunks:

@@ -1,7 +1,7 @@
-"""Pages of receipts: those of one shard, and those of all shards, newest first.
+"""Reads pages of receipts, newest first, from one shard or from all shards.
 
-A position has the number of the last receipt read from each shard, such as "0:120,1:87". The next page can therefore
-continue exactly, even though each shard numbers its own receipts.
+A position contains the number of the last receipt read from each shard, such as "0:120,1:87". The next page can
+therefore continue exactly, although each shard numbers its own receipts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ POSITION = re.compile(r"(\d{1,4}:\d{1,19}(,\d{1,4}:\d{1,19})*)?")
 
 
 def parse_position(text: str) -> dict[int, int]:
-    """Returns the number of the last receipt read, by shard. Raises Refused if the text is invalid."""
+    """Returns the number of the last receipt read from each shard. Raises Refused if the text is invalid."""
     if not POSITION.fullmatch(text):
         text = "the position of the receipts is invalid: use the `next` of an earlier reply"
         raise Refused(Status.INVALID_ARGUMENT, text)
@@ -40,7 +40,7 @@ def format_position(position: Mapping[int, int]) -> str:
 
 
 def shard_page(core: CoreProcess, request: pb.ListReceiptsRequest) -> pb.ListReceiptsReply:
-    """Returns a page of this process's shard. Reads the ledger over a separate connection, so call it in a thread.
+    """Returns a page of receipts of this process's shard. Reads from the disk, so call this function in a thread.
 
     Raises Refused for an invalid position.
     """
@@ -57,7 +57,7 @@ def shard_page(core: CoreProcess, request: pb.ListReceiptsRequest) -> pb.ListRec
 def joined_page(
     replies: Mapping[int, pb.ListReceiptsReply], missing: list[int], request: pb.ListReceiptsRequest, most: int
 ) -> pb.ListReceiptsReply:
-    """Returns a page of all shards' receipts, newest first. replies: by shard number. most: limit on a page."""
+    """Returns a page of all shards' receipts, newest first. replies: keyed by shard number. most: limit on a page."""
     limit = min(request.limit or most, most)
     pages = (replies[shard].receipts for shard in sorted(replies))
     found = list(heapq.merge(*pages, key=lambda each: -each.accepted_at))[:limit]
@@ -70,7 +70,10 @@ def _after(before: dict[int, int], found: list[pb.LoggedReceipt]) -> str:
 
 
 def logged_receipt(shard: int, number: int, row: ContributionRow, fate: FateRow) -> pb.LoggedReceipt:
-    """Returns a contribution's ledger rows as a message. number: increases with each contribution to the shard."""
+    """Returns a contribution's ledger rows as a message.
+
+    number: number that increases with each contribution to the shard.
+    """
     return pb.LoggedReceipt(
         number=number,
         receipt=receipt_of(fate),

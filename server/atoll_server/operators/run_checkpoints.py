@@ -1,4 +1,4 @@
-"""Takes checkpoints of a run with several shards: a snapshot of each shard, and then a manifest that names them."""
+"""Takes checkpoints of a run with several shards: first a snapshot of each shard, then a manifest that names them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from atoll_server.telemetry import entries
 
 log = structlog.get_logger()
 
-SNAPSHOT_S = 600.0  # limit on the time that a shard takes for a snapshot
+SNAPSHOT_S = 600.0  # limit on the seconds that a shard may need for a snapshot
 
 
 async def take_snapshot(shard: Shard, *, keep: bool = False) -> pb.Checkpoint:
-    """Takes a snapshot of this process's shard. keep: see Snapshotter.take. Raises Refused if the disk fails."""
+    """Takes a snapshot of this process's shard. keep: as in Snapshotter.take. Raises Refused if the disk fails."""
     try:
         return checkpoint(await shard.snapshots.take(keep=keep))
     except OSError as error:
@@ -52,9 +52,9 @@ class RunCheckpoints:
         return [] if shard is None else list(map(checkpoint, shard.snapshots.all()))
 
     async def take(self) -> pb.Checkpoint:
-        """Takes a checkpoint, and returns it when it is durable. Continues even if the caller is cancelled.
+        """Takes a checkpoint and returns it when it is durable. Continues even if the caller is cancelled.
 
-        Raises Refused if the run has no parameters, or a shard is not attached or cannot write its snapshot.
+        Raises Refused if the run has no parameters, if a shard is not attached or if a shard cannot write its snapshot.
         """
         if (own := self._run.shard) is None:
             raise Refused(Status.UNAVAILABLE, "the run has no parameters yet: start a learner first")
@@ -84,9 +84,9 @@ class RunCheckpoints:
                 await self.tell()
 
     async def _write(self, outcomes: dict[int, Any], datasets: list[Any]) -> Manifest:
-        """Writes the manifest. outcomes: by shard, its snapshot or the error. Raises the first error.
+        """Writes the manifest. Raises the first error. outcomes: each shard's snapshot or error, keyed by shard.
 
-        datasets: the accounts of the datasets before the first snapshot.
+        datasets: accounts of the datasets before the first snapshot was taken.
         """
         run = self._run
         taken: dict[int, pb.Checkpoint] = {n: each for n, each in outcomes.items() if isinstance(each, pb.Checkpoint)}
@@ -138,7 +138,7 @@ class RunCheckpoints:
         return not run.manifests or run.manifests[-1].versions != versions
 
     async def keep_taking(self) -> None:
-        """Takes checkpoints of a run with several shards at the interval of its snapshots, until cancelled."""
+        """Takes checkpoints of a run with several shards at the interval of its snapshots until cancelled."""
         await self.tell()
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)

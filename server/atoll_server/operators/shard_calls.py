@@ -18,16 +18,16 @@ from google.protobuf.message import Message
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.run.attached_shards import AttachedShards
 
-ASK_S = 3.0  # timeout of a read, after which the answer omits this shard
+ASK_S = 3.0  # timeout of a read in seconds, after which the answer omits this shard
 FOR_REGISTRAR = (("atoll-registrar", "1"),)  # metadata that distinguishes the registrar's calls from operators' calls
 OPTIONS = [*KEEPALIVE_OPTIONS, ("grpc.max_receive_message_length", REPLY_BYTES)]
 
-# Opens a connection to a shard's address, and yields its Operator stub.
+# Opens a connection to a shard's address and yields its Operator stub.
 DialShard: TypeAlias = Callable[[str], contextlib.AbstractAsyncContextManager[Any]]
 
 
 def dial_shards(security: TransportSecurity) -> DialShard:
-    """Returns the function that connects to a shard at HOST:PORT. security: with a core's certificate."""
+    """Returns the function that connects to a shard at HOST:PORT. security: credentials with a core's certificate."""
 
     @contextlib.asynccontextmanager
     async def dialled(address: str) -> AsyncIterator[Any]:
@@ -38,7 +38,7 @@ def dial_shards(security: TransportSecurity) -> DialShard:
 
 
 class ShardCalls:
-    """Calls attached shards. Each call has its own connection, since new certificates need a new one."""
+    """Calls attached shards. Each call uses a new connection, because new certificates require one."""
 
     def __init__(self, attached: AttachedShards, connect: DialShard) -> None:
         self._attached = attached
@@ -60,12 +60,12 @@ class ShardCalls:
             raise Refused(Status.UNAVAILABLE, f"shard {number} at {shard.address} cannot be called: {error}") from error
 
     async def ask(self, number: int, method: str, request: Message, timeout_s: float = ASK_S) -> Any:  # noqa: ANN401
-        """Returns a shard's reply. Raises Refused if there is none."""
+        """Returns a shard's reply. Raises Refused if the shard does not reply."""
         async with self.to(number) as stub:
             return await unary_reply(getattr(stub, method)(request, timeout=timeout_s, metadata=FOR_REGISTRAR))
 
     async def ask_all(self, method: str, request: Message) -> tuple[dict[int, Any], list[int]]:
-        """Returns the replies of all other shards, by number, and the numbers of the shards without a reply."""
+        """Returns the replies of all other shards, keyed by number, and the numbers of shards that did not reply."""
         numbers = list(self._attached.remote)
         answers = await asyncio.gather(*(self._read(number, method, request) for number in numbers))
         replies = {number: each for number, each in zip(numbers, answers, strict=True) if each is not None}

@@ -1,4 +1,4 @@
-"""Converts a run's state and its newest rounds to messages for operators."""
+"""Converts the state and the newest rounds of a run to messages for operators."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Answered = Mapping[int, set[str]]
 
 
 def status(run: Registrar, settings: CoreSettings, facts: CoreFacts, since: Mapping[str, float]) -> pb.StatusReply:
-    """Returns the data for `atoll status`. since: by learner, when its state began, on the run's clock."""
+    """Returns the data for `atoll status`. since: time when each learner's state began, on the run's clock."""
     now = run.clock.monotonic()
     wall = run.clock.at(now)
     entries = sorted(run.registry.entries.values(), key=lambda entry: entry.name)
@@ -229,7 +229,7 @@ def _waited_for(run: Registrar, entry: RegistryEntry, answered: Answered, now: f
 
 
 def _answered(run: Registrar) -> Answered:
-    """Returns the learners that have answered, for each fragment with an open round."""
+    """Returns the learners that have answered, keyed by fragment with an open round."""
     if run.shard is None:
         return {}
     fragments = run.shard.fragments.items()
@@ -272,7 +272,7 @@ def list_rounds(run: KnownRun, timeline: Timeline, request: pb.ListRoundsRequest
 def joined_rounds(
     replies: Sequence[pb.ListRoundsReply], missing: Sequence[int], request: pb.ListRoundsRequest
 ) -> pb.ListRoundsReply:
-    """Returns the newest rounds of all shards, newest first. missing: shards that did not reply."""
+    """Returns the newest rounds of all shards, newest first. missing: numbers of the shards that did not reply."""
     found = sorted((each for reply in replies for each in reply.rounds), key=lambda each: -each.opened_at)
     return pb.ListRoundsReply(rounds=found[: request.last or None], missing=missing)
 

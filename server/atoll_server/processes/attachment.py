@@ -1,4 +1,7 @@
-"""A shard's call to its registrar. While the registrar is unavailable, the shard keeps serving and tries again."""
+"""Keeps a shard's call to its registrar open.
+
+While the registrar is unavailable, the shard keeps serving and retries.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,10 @@ log = structlog.get_logger()
 
 SUMMARY_S = 1.0  # interval of a shard's summaries
 CONFIRM_S = 0.1  # shortest time between two confirmations
-SHORTEST_S, LONGEST_S = 0.2, 5.0  # waits between two attempts to attach
+SHORTEST_S, LONGEST_S = 0.2, 5.0  # shortest and longest wait between two attempts to attach, in seconds
 FINAL = {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.PERMISSION_DENIED}  # statuses that a retry cannot change
 
-# Opens a connection to the registrar, and yields its stub.
+# Opens a connection to the registrar and yields its stub.
 Dial: TypeAlias = Callable[[], contextlib.AbstractAsyncContextManager[Any]]
 
 
@@ -49,7 +52,10 @@ def dial(address: str, security: TransportSecurity) -> Dial:
 
 
 class Attachment:
-    """Keeps a shard attached. registrar: HOST:PORT, for the log. address: where learners reach this shard."""
+    """Keeps a shard attached.
+
+    registrar: HOST:PORT to show in the log. address: address at which learners reach this shard.
+    """
 
     def __init__(self, core: ShardCore, registrar: str, address: str, connect: Dial) -> None:
         self._core = core
@@ -57,15 +63,15 @@ class Attachment:
         self._address = address
         self._connect = connect
         self._said_away = False
-        self._applied = 0  # sequence of the newest applied message of the call
+        self._applied = 0  # sequence number of the newest message of the call that was applied
         self._news = asyncio.Event()
         self._sending = asyncio.Lock()
 
     async def keep(self) -> None:
         """Keeps the shard attached until cancelled.
 
-        Raises GenerationChangedError or SettingsError as `ShardCore.welcomed` does. Raises RegistrarRefusedError if a
-        shard without parameters is refused.
+        Raises the same errors as `ShardCore.welcomed`. Raises RegistrarRefusedError if a shard without parameters is
+        refused.
         """
         wait_s = SHORTEST_S
         while True:
@@ -128,7 +134,7 @@ class Attachment:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _send(self, call: Any, message: sh.FromShard) -> None:  # noqa: ANN401
-        """Sends a message after all earlier ones. gRPC allows one write at a time."""
+        """Sends a message after all earlier messages. gRPC allows only one write at a time."""
         async with self._sending:
             with tolerate_ended_call():
                 await call.write(message)

@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 
 class Core(CoreProcess):
-    """The process of the registrar. given: run settings from the command line."""
+    """The process of the registrar. given: the run settings on the command line."""
 
     run: Registrar
 
@@ -76,9 +76,9 @@ class Core(CoreProcess):
         await self.datasets.look()
 
     def _take_meta(self, db: sqlite3.Connection) -> dict[str, Any]:
-        """Increments the epoch, and updates the stored run settings with the given ones. Returns the stored values.
+        """Increments the epoch and updates the stored run settings with the given ones. Returns all stored values.
 
-        Raises SettingsError if a given setting would change a fixed one, or the model does not fit in memory.
+        Raises SettingsError if a given setting would change a fixed one or the model does not fit in memory.
         """
         meta = run_ledger.get_meta(db)
         check_startable(meta)
@@ -86,7 +86,7 @@ class Core(CoreProcess):
         settled = stored.changed(**self.settings.run_settings(self._given))
         if "fingerprint" in meta and settled.fragments != meta["fragments"]:
             raise SettingsError(
-                f"--fragments {settled.fragments}: the run has {meta['fragments']}, which cannot change; "
+                f"--fragments {settled.fragments}: the run has {meta['fragments']} fragments, which cannot change; "
                 "omit the option or start a new run"
             )
         if "fingerprint" in meta and settled.codec != stored.codec:
@@ -111,7 +111,10 @@ class Core(CoreProcess):
         return meta
 
     def _check_division(self, meta: dict[str, Any]) -> None:
-        """Restores what the ledger says about the other shards. Raises SettingsError for another division."""
+        """Restores the data about the other shards from the ledger.
+
+        Raises SettingsError if the division is different.
+        """
         stored = meta.get(
             run_ledger.ATTACHED, {"count": 1, "shards": {}, "alone": False}
         )  # the default: no other shards

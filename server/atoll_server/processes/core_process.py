@@ -1,4 +1,4 @@
-"""A core process from start to stop: its directory, its copy of the run, and its shard.
+"""A core process from start to stop, with its directory, its copy of the run and its shard.
 
 `core` is the process of the registrar. `shard_core` is a process with only a shard.
 """
@@ -56,9 +56,9 @@ STANDBY_S = 0.01  # interval at which a standby checks whether the active core h
 class CoreFacts:
     """Facts about a core process at one moment.
 
-    started_at: monotonic seconds. restore_s: seconds from locking the directory until the core could serve. free_bytes:
-    free space of the directory's file system; None until measured. damage: describes a file that was found damaged
-    while the core served; empty if none.
+    started_at: start time in monotonic seconds. restore_s: seconds from locking the directory until the core could
+    serve. free_bytes: free space of the directory's file system; None until measured. damage: description of a file
+    that was found damaged while the core was serving; empty if there is none.
     """
 
     started_at: float
@@ -70,7 +70,7 @@ class CoreFacts:
 def check_startable(meta: dict[str, Any]) -> None:
     """Sets the protocol version of a new run. Raises SettingsError if a core must not start from this directory.
 
-    It must not start if the run uses a different protocol version, or if `atoll reshard` has moved the run.
+    A core must not start if the run uses a different protocol version or `atoll reshard` has moved the run.
     """
     if moved := meta.get(run_ledger.MOVED):
         raise SettingsError(
@@ -85,7 +85,7 @@ def check_startable(meta: dict[str, Any]) -> None:
 
 
 class CoreProcess:
-    """A core process with one shard. run: the run, as this process knows it."""
+    """A core process with one shard. run: the run as this process knows it."""
 
     run: KnownRun
 
@@ -113,7 +113,7 @@ class CoreProcess:
     # ------------------------------------------------------------------------------ start and stop
 
     async def take_directory(self) -> None:
-        """Compiles the kernels, then locks the directory. A standby waits for the lock until the other core ends.
+        """Compiles the kernels, then locks the directory. A standby waits until the other core releases the lock.
 
         Raises SettingsError if the directory cannot be used.
         """
@@ -127,7 +127,10 @@ class CoreProcess:
         self.run_clock.set()  # the machine's clock may have been set while a standby waited
 
     async def start(self) -> None:
-        """Locks the directory unless this process already holds the lock. Then restores the run and starts tasks."""
+        """Locks the directory unless this process already holds the lock.
+
+        Then restores the run and starts its tasks.
+        """
         if self._unlock is None:
             await self.take_directory()
         db = await with_room(database.open_ledger, self.settings.directory / LEDGER, self.disk)
@@ -146,7 +149,7 @@ class CoreProcess:
         self._restore_s = self.clock.monotonic() - self._started_at
 
     def _take_meta(self, db: sqlite3.Connection) -> dict[str, Any]:
-        """Begins a new epoch in the ledger, and returns the run's values. Raises SettingsError."""
+        """Begins a new epoch in the ledger and returns the run's values. Raises SettingsError."""
         raise NotImplementedError
 
     async def _restore(self, db: sqlite3.Connection, meta: dict[str, Any], writer: LedgerWriter) -> None:
@@ -180,7 +183,7 @@ class CoreProcess:
         return [each.text for each in shard_troubles(self.run, self._damage, self.clock.monotonic())]
 
     def damaged(self, what: str) -> None:
-        """Records that a damaged file was found while the core serves. what: description for operators."""
+        """Records that a file was found damaged while the core was serving. what: description for operators."""
         self._damage = what
 
     def _take(self, directory: Path) -> bool:
@@ -238,7 +241,7 @@ class CoreProcess:
     async def stop(self) -> None:
         """Stops the core cleanly: waits for running merges, then takes a snapshot if the newest one lacks any merge.
 
-        Raises the error that was passed to `fail`, or an error that occurs during the shutdown.
+        Raises the error that was passed to `fail` or an error that occurs during the shutdown.
         """
         closing = asyncio.create_task(self._close())
         await asyncio.wait({closing, self.failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -290,7 +293,7 @@ class CoreProcess:
                     shard.work.spawn(self._snapshot(shard))
 
     async def _look(self) -> None:
-        """Makes durable what changed since the last call. Called every HOUSEKEEPING_S seconds."""
+        """Makes all changes since the last call durable. Called every HOUSEKEEPING_S seconds."""
         await self.run.save_accounts()
 
     def watched(self, task: asyncio.Task[None]) -> None:

@@ -1,7 +1,7 @@
 """A shard process's copy of the run, which the registrar keeps up to date.
 
 The copy is durable, so that a shard can restart and serve its learners while the registrar is unavailable. The shard
-learns of a learner from the registrar, or from the learner's session token, which only the registrar can issue.
+learns about a learner from the registrar or from the learner's session token, which only the registrar can issue.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ START = "session_start"  # key in the ledger's meta table
 
 
 class Replica(KnownRun):
-    """The run, as the registrar last described it. attached: whether the registrar's call is open."""
+    """The run as the registrar last described it. attached: whether the call to the registrar is open."""
 
     def __init__(self, limits: Limits, clock: RunClock, journal: Journal, place: ShardNumber) -> None:
         super().__init__(limits, clock, journal)
@@ -52,7 +52,7 @@ class Replica(KnownRun):
     # ------------------------------------------------------------------------------ from and to the ledger
 
     def restore(self, meta: dict[str, Any], learners: Iterable[LearnerRow], writer: LedgerWriter) -> None:
-        """Restores the copy from the ledger, except for the shard, which `runs` sets."""
+        """Restores the copy from the ledger. Does not restore the shard, which `runs` sets."""
         self.writer = writer
         self.run_id = meta.get("run", "")
         self.generation = meta.get("generation", 0)
@@ -70,7 +70,7 @@ class Replica(KnownRun):
         self.sessions = SessionKey(bytes.fromhex(secret), bytes.fromhex(start), self.run_id, self.generation)
 
     async def welcomed(self, welcome: sh.Welcome) -> None:
-        """Durably records the registrar's first message. Sessions from before a restart of the registrar end."""
+        """Durably records the registrar's first message. Ends sessions that began before a restart of the registrar."""
         values: dict[str, Any] = {
             "run": welcome.run,
             "generation": welcome.generation,
@@ -104,10 +104,13 @@ class Replica(KnownRun):
         return self._view
 
     def tell(self) -> None:
-        """Does nothing: the registrar counts the run's tokens."""
+        """Does nothing, because the registrar counts the run's tokens."""
 
     async def viewed(self, view: RunView) -> None:
-        """Keeps a view if it is newer than the last one. A change of the pause is durable when this returns."""
+        """Keeps a view if it is newer than the last one.
+
+        A change of the pause state is durable when this method returns.
+        """
         if not view.newer_than(self._view):
             return
         changed = view.paused != self._view.paused
@@ -120,7 +123,7 @@ class Replica(KnownRun):
             self.shard.told(view)
 
     async def member(self, member: sh.Member) -> None:
-        """Applies what the registrar says about a learner. A change is durable when this returns."""
+        """Applies the registrar's message about a learner. A change is durable when this method returns."""
         self._let_in(member.learner, member.incarnation, member.session)
         entry = self.registry.entries[member.learner]
         entry.region = member.region
@@ -131,7 +134,7 @@ class Replica(KnownRun):
         if leaves:
             await self.left(entry)
         if evicted:
-            let_in = entry.session  # before this shard began, and before it heard that the eviction was undone
+            let_in = entry.session  # before this shard began and before it knew that the eviction was undone
             self.registry.evict(entry, member.evicted, self.clock.wall())
             if let_in and not member.evicted and self.shard is not None:
                 self.shard.joined(entry.name, entry.incarnation)
@@ -140,7 +143,7 @@ class Replica(KnownRun):
             self.shard.evicted(entry.name, entry.incarnation, refuse_reason(member.evicted))
 
     def lease(self, lease: sh.AwaitedLease) -> None:
-        """Keeps a lease whose sums the registrar wants, or forgets it."""
+        """Keeps a lease while the registrar wants its sums; otherwise, forgets the lease."""
         place = (lease.learner, lease.incarnation)
         if not lease.over:
             self.leases[lease.lease] = place

@@ -1,4 +1,4 @@
-"""A core process with only a shard. It attaches to the run's registrar, and serves learners and fronts itself."""
+"""A core process with only a shard. It attaches to the run's registrar and serves learners and fronts directly."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GenerationChangedError(SettingsError):
 
 
 class ShardCore(CoreProcess):
-    """The process of one shard. directory: identifies its directory. changed: set if the shard must start again."""
+    """The process of one shard. directory: identifier of its directory. changed: whether the shard must start again."""
 
     run: Replica
 
@@ -100,7 +100,10 @@ class ShardCore(CoreProcess):
     # ------------------------------------------------------------------------------ to and from the registrar
 
     def hello(self, address: str) -> sh.Hello:
-        """Returns the first message to the registrar. address: where learners and fronts reach this shard."""
+        """Returns the first message to the registrar.
+
+        address: address at which learners and fronts reach this shard.
+        """
         assert self.settings.shard is not None
         begun = self.run.shard is not None
         return sh.Hello(
@@ -183,7 +186,7 @@ class ShardCore(CoreProcess):
         self.run.initial_sha256 = file.sha256.hex()
 
     async def _begun(self, begun: sh.Begun) -> None:
-        """Starts the shard with the parameters that the registrar has chosen, unless it is already running."""
+        """Starts the shard with the parameters that the registrar has chosen, unless the shard is already running."""
         if self.run.shard is not None:
             return
         stage = begun.stage

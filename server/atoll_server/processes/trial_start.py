@@ -33,8 +33,8 @@ from atoll_server.telemetry.metrics import Metrics
 class TrialStart:
     """The state that a core would start from.
 
-    pending: acknowledged contributions, not yet merged or refused. kept: merged contributions that fewer than two
-    snapshots cover, each with its generation. A payload in `kept` may be missing if the newest snapshot covers it.
+    pending: acknowledged contributions that are not yet merged or refused. kept: merged contributions that fewer than
+    two snapshots cover, each with its generation. A payload in `kept` may be missing if the newest snapshot covers it.
     """
 
     restored: Restored

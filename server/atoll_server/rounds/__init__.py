@@ -1,4 +1,4 @@
-"""The syncer, a pure state machine that decides when rounds open and close, and which contributions they merge.
+"""The syncer, a pure state machine that decides when rounds open and close and which contributions they merge.
 
 The syncer reads no clock, performs no IO and starts no threads. `syncer_events` lists the syncer's inputs and outputs.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from atoll_wire.contract import LearnerState
 
-MIN_SPAN_S = 0.02  # reports closer together than this do not measure a step time
+MIN_SPAN_S = 0.02  # reports less than this many seconds apart are not used to measure the step time
 MIN_STEP_S = 0.0005  # lower bound on a step time, so that a false report cannot make rounds open too often
 SMOOTHING = 0.2  # weight of a new observation in moving averages, which have a half-life of three observations
 FIRST_STEPS = 16  # number of first steps over which the step time is a plain mean, since reports arrive mid-step
@@ -27,7 +27,7 @@ def smoothed(old: float | None, seen: float) -> float:
 
 @dataclass(slots=True)
 class LearnerLiveness:
-    """What the core knows about one learner's progress. Times are monotonic seconds on the core's clock."""
+    """The core's knowledge of one learner's progress. Times are monotonic seconds on the core's clock."""
 
     incarnation: int
     joined_at: float
@@ -48,7 +48,7 @@ class LearnerLiveness:
     uploading: dict[int, float] = field(default_factory=dict)  # by fragment: arrival time of the newest frame
 
     def hear(self, steps: int, paused: bool, now: float) -> None:
-        """Records a report, and updates the step time, which is measured on the core's clock.
+        """Records a report and updates the step time, which is measured on the core's clock.
 
         steps: inner steps of this incarnation so far. now: monotonic seconds.
         """
@@ -172,7 +172,7 @@ def learner_state(observed: LearnerLiveness | None, now: float, *, evicted: bool
 
 
 def named(learners: Sequence[str]) -> str:
-    """Returns up to NAMED names, separated by commas, and the number of the others."""
+    """Returns text with up to NAMED names, separated by commas, and the number of the other learners."""
     more = len(learners) - NAMED
     return ", ".join(learners[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
@@ -187,7 +187,7 @@ def look_after_s(liveness: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LiveLearners:
-    """The live learners at the time `now`, in monotonic seconds. live: learners that rounds wait for.
+    """The live learners at one moment. now: monotonic seconds. live: learners that rounds wait for.
 
     counted: learners whose work together makes up a whole outer step. These are the live learners that are not paused.
     If no learner is live, they are the learners that have neither left nor paused. fastest_step_s: the shortest step

@@ -22,7 +22,7 @@ def part_of(weights: Iterable[float]) -> float:
 class OuterRule:
     """The parameters of one outer step. lr, momentum: for Nesterov's method. codec: for the published update.
 
-    heat: 1 during the run, falling to 0 at the run's end. At 0, tensors of all kinds are averaged. age: the new
+    heat: 1 during the run; falls to 0 at the run's end. At 0, tensors of all kinds are averaged. age: the new
     version's age in outer steps (see RoundState.age). A merge uses neither staleness_exponent nor age, which are only
     recorded in the ledger.
     """

@@ -1,4 +1,4 @@
-"""PURE: when the shards of one run open their rounds, so that a learner's peak transfer rate equals its mean rate.
+"""PURE: decides when a run's shards open their rounds, so that a learner's peak transfer rate equals its mean rate.
 
 A run has one slot per fragment. The slots of one cycle are evenly spaced over H inner steps, and each belongs to a
 shard. The registrar sends the position in the cycle to all shards. A shard opens its rounds as if it were alone, but
@@ -13,7 +13,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """One shard's slots, ascending. cycle: number of all slots. most: limit on this shard's rounds in flight."""
+    """One shard's slots, in ascending order.
+
+    cycle: number of all slots. most: limit on this shard's rounds in flight.
+    """
 
     cycle: int
     slots: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""PURE: one fragment's rounds: the open round, the learners that answered it, and the pending contributions."""
+"""PURE: one fragment's rounds, with the open round, the learners that answered it and the pending contributions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll_server.rounds.syncer_events import Cause, ContributionKey, Refusal, S
 from atoll_server.settings import RunSettings
 
 Weigh = Callable[[int, int, float, float], float]  # tokens, steps, staleness, exponent -> weight
-AGES = 4096  # number of versions with a stored age; each older version counts as a whole outer step
+AGES = 4096  # number of versions whose age is stored; each older version counts as a whole outer step
 
 
 class Phase(Enum):
@@ -65,7 +65,7 @@ class RoundState:
     ) -> None:
         """Restores the rounds after a core restart. Restored contributions count as late.
 
-        synced_at: time of the last merge, in monotonic seconds. ages: by version, in outer steps, oldest first.
+        synced_at: time of the last merge, in monotonic seconds. ages: age of each version in outer steps, oldest first.
         """
         self.cycle = cycle  # `asked` stays None, since the time until an answer would include the restart
         self.opened_at = synced_at
@@ -100,9 +100,10 @@ class RoundState:
     def settle(
         self, counted: Set[str], weigh: Weigh, settings: RunSettings
     ) -> tuple[tuple[Share, ...], tuple[Refusal, ...]]:
-        """Removes all pending contributions. Returns the merge's shares, and refusals of overly stale contributions.
+        """Removes all pending contributions. Returns the merge's shares and the refusals of overly stale contributions.
 
-        counted: learners whose work together makes up a whole outer step. weigh: returns a contribution's weight.
+        counted: learners whose work together makes up a whole outer step. weigh: function that returns a contribution's
+        weight.
 
         Each weight is divided by the total weight that all counted learners would have without staleness. A merge of
         few learners' work, or of late contributions, is therefore a small step. For a learner that has not answered,

@@ -1,7 +1,7 @@
-"""PURE: decides when rounds open and close, and which weights a merge uses.
+"""PURE: decides when rounds open and close and which weights a merge uses.
 
 Rules (design: arXiv 2604.21428; RunSettings contains the numbers):
-- A fragment is idle, open (a round collects contributions), or merging. It has at most one round at a time.
+- A fragment is idle, open (a round collects contributions) or merging. It has at most one round at a time.
 - Pace: every H/P steps of the fastest live learner, a round opens for the fragment that has waited longest. At most
   max(1, ceil(tau P / H)) rounds are open or merging. After an outage, missed rounds open at twice this pace, up to one
   round per fragment.
@@ -38,7 +38,7 @@ CATCHING_UP = 2.0  # missed rounds open at this multiple of the normal pace
 
 
 class Syncer:
-    """The state of all rounds. `on` applies an event, and returns the effects that the shard must carry out."""
+    """The state of all rounds. `on` applies an event and returns the effects that the shard must carry out."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Syncer:
     ) -> None:
         """fragments: the shard's round states, by fragment number. Only the syncer changes them.
 
-        weigh: see RoundState.settle. pacing: this shard's slots; None if the run has only one shard.
+        weigh: as in RoundState.settle. pacing: this shard's slots; None if the run has only one shard.
         """
         self.pacing = pacing
         self.position: Position | None = None  # the run's position in its cycle, as last sent by the registrar
@@ -63,7 +63,7 @@ class Syncer:
         self.opened_at = 0.0  # time when the newest round opened
         self.quorum_s: float | None = None  # smoothed seconds from a round's opening to its quorum
         self.sync_s: float | None = None  # smoothed seconds from a round's close to adoption
-        self.paused = paused  # whether an operator paused the run: no round opens, but open rounds still close
+        self.paused = paused  # whether an operator paused the run; if so, no round opens, but open rounds still close
         self.looked_at = -math.inf  # time of the last decision about rounds
 
     def restore(self, liveness: Mapping[str, LearnerLiveness]) -> None:
@@ -111,7 +111,7 @@ class Syncer:
         return effects + self._close_what_can(present) + self._open_what_is_due(present)
 
     def uploading(self, learner: str, fragment: int, now: float) -> None:
-        """Postpones the deadline of the fragment's round when a frame arrives. Not an event, as frames are frequent."""
+        """Postpones the deadline of the fragment's round when a frame arrives. Frames are too frequent to be events."""
         self.liveness[learner].uploading[fragment] = now
 
     def _paused(self, paused: bool, now: float) -> None:
@@ -188,7 +188,7 @@ class Syncer:
         return not waits and len(late) >= self.quorum(present)
 
     def decide(self, fragment: int, present: LiveLearners) -> StayOpen | CloseNow:
-        """Returns whether an open round closes now, with the reason. Changes no state."""
+        """Returns whether an open round closes now, together with the reason. Changes no state."""
         rounds, now = self.fragments[fragment], present.now
         if not present.anybody_expected:
             cause = Cause.LEFT if all(observed.gone for observed in self.liveness.values()) else Cause.ALL_SILENT

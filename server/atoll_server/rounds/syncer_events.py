@@ -1,6 +1,6 @@
 """PURE: the syncer's inputs (events) and outputs (effects), two closed sets of plain values.
 
-`Syncer.on` takes an event and its time in monotonic seconds, and returns effects. The shard carries out the effects
+`Syncer.on` takes an event and its time in monotonic seconds and returns effects. The shard carries out the effects
 in the order in which `Syncer.on` returns them.
 """
 
@@ -83,7 +83,10 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A learner left or was evicted. refuse_reason: if set, the learner's pending contributions are refused."""
+    """A learner left or was evicted.
+
+    refuse_reason: reason for refusing its pending contributions; empty to keep them.
+    """
 
     learner: str
     refuse_reason: str = ""
@@ -145,10 +148,10 @@ class OpenRound:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """The shard must compute `version` from these shares, make it durable, publish it, and then report Merged.
+    """The shard must compute `version` from these shares, make it durable, publish it and then report Merged.
 
-    shares: sorted by key. age: the age of `version` in outer steps (see RoundState.age). quorum_at: time at which the
-    quorum was reached, in monotonic seconds; None if it was not reached.
+    shares: the shares, sorted by key. age: the age of `version` in outer steps (see RoundState.age). quorum_at: time at
+    which the quorum was reached, in monotonic seconds; None if it was not reached.
     """
 
     fragment: int
@@ -164,7 +167,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The shard must make these refusals durable, and then notify the learners."""
+    """The shard must make these refusals durable and then notify the learners."""
 
     fragment: int
     refusals: tuple[Refusal, ...]

@@ -1,4 +1,4 @@
-"""Parts of every gRPC server: channel options, interruptible waits, open calls, rate limits, start and shutdown.
+"""Parts that all gRPC servers share: channel options, interruptible waits, open calls, rate limits, start and shutdown.
 
 `limiter` limits the calls, messages and bytes of each caller.
 

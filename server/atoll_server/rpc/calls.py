@@ -1,4 +1,4 @@
-"""Parts of gRPC calls: channel options, interruptible waits, requested frames, and the end of a call."""
+"""Parts of gRPC calls: channel options, interruptible waits, requested frames and the end of a call."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ _ending: ContextVar[End] = ContextVar("ending", default=lambda _: None)
 
 
 def may_end(end: End) -> None:
-    """Sets the function that ends the current task's call, for callers of `ending`."""
+    """Sets the function that ends the current task's call, which `ending` returns."""
     _ending.set(end)
 
 
@@ -147,7 +147,7 @@ def ending() -> End:
 
 
 async def abort(context: Context, refused: Refused) -> NoReturn:
-    """Ends a call with the status and the text of a refusal."""
+    """Ends a call with the status and the detail of a refusal."""
     await end(context, grpc.StatusCode[refused.status.name], refused.detail)
 
 

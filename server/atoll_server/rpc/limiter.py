@@ -1,8 +1,8 @@
 """Applies the limits of `access.quotas` to every call of a core or a front, before the service receives the call.
 
 gRPC reads the whole message of a unary call before any of Atoll's code runs. On a stream, gRPC buffers at most one
-window until the server reads a message. The limiter therefore handles every call as a stream. It limits how many
-messages a caller can have in memory, how fast messages may arrive, and how long a message may take to arrive.
+window until the server reads a message. The limiter therefore handles every call as a stream. It limits how many of a
+caller's messages can be in memory, how fast messages may arrive and how long each may take to arrive.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Ended = Callable[[str, str, str], None]  # called with (method, peer, reason) wh
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """An open call. why: the refusal with which the call must end; None while it may continue."""
+    """An open call. why: the refusal with which the call must end; None while the call may continue."""
 
     limit: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     why: Refused | None = None
@@ -52,7 +52,7 @@ class _Call:
 
 
 class _Owner:
-    """A peer's or learner's open calls and rates. many: multiplies quotas. trusted: multiplies memory limits."""
+    """A peer's or learner's open calls and rates. many: factor for quotas. trusted: factor for memory limits."""
 
     def __init__(self, quotas: Quotas, many: int = 1, trusted: int = 1) -> None:
         self.quotas = quotas
@@ -272,14 +272,14 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             await asyncio.sleep(wait_s)
 
     def over(self, limit: str, text: str) -> Refused:
-        """Counts that a call reached a limit, and returns the refusal. limit: the metric's label. text: the message."""
+        """Counts a call that reached a limit and returns its refusal. limit: the metric's label. text: the message."""
         self._limited.labels(limit).inc()
         return Refused(Status.RESOURCE_EXHAUSTED, text)
 
     def _peer(self, who: Caller, context: Context) -> _Owner:
         """Returns the owner that counts the calls of the caller's peer.
 
-        Fronts, and addresses without a certificate, have larger quotas, since each may act for many learners.
+        Fronts and addresses without a certificate get larger quotas, since each may act for many learners.
         """
         many = FRONT_FACTOR if who.role in {None, Role.FRONT} else 1
         key = ("peer", who.role, who.name or context.peer().rpartition(":")[0])
@@ -336,7 +336,7 @@ class _Inward:
                 if raw is None:
                     raise DecodeError("its last piece did not arrive")
                 whole = self._pieces.take(raw)
-            if self._method.name == "Join":  # during this wait, the peer's next Join waits too
+            if self._method.name == "Join":  # the peer's next Join must wait as well
                 await self._gate.paced(self.peer.joins, "joins_per_s", "large Joins")
         return whole
 
@@ -355,7 +355,7 @@ class _Inward:
 
 
 class _Outward:
-    """The gRPC context that a service receives. Splits large replies, and ends calls whose caller does not read."""
+    """The gRPC context that a service receives. Splits large replies and ends calls whose caller does not read."""
 
     def __init__(self, gate: CallLimiter, context: Context, method: _Method, call: _Call, inward: _Inward) -> None:
         self._gate = gate
@@ -390,7 +390,7 @@ class _Outward:
 
 
 def _session(request: Any) -> pb.Session | None:  # noqa: ANN401 - a message
-    """Returns the session in a call's first message, or None if the message has no session."""
+    """Returns the session in a call's first message, or None if the message contains no session."""
     if isinstance(request, pb.PushRequest | pb.InitialiseRequest):
         request = request.header
     session = getattr(request, "session", None)

@@ -23,7 +23,7 @@ CARRYING = frozenset({"Follow", "Report", "Fetch", "Watch", "Read", "ExportCheck
 
 
 class OpenCalls(grpc.aio.ServerInterceptor, Collector):
-    """Counts a server's open calls to the protocol's methods, and exports the counts to Prometheus."""
+    """Counts a server's open calls to the protocol's methods and exports the counts to Prometheus."""
 
     def __init__(self) -> None:
         self.open = count_by_method(())
@@ -33,7 +33,7 @@ class OpenCalls(grpc.aio.ServerInterceptor, Collector):
         return any(count for method, count in self.open.items() if method not in CARRYING)
 
     def collect(self) -> Iterator[Metric]:
-        """Yields a gauge of the open calls that this process answers, and of those that it makes."""
+        """Yields a gauge of the open calls that this process answers and of those that it makes."""
         family = GaugeMetricFamily("atoll_open_calls", "Open gRPC calls", labels=["side", "method"])
         for side, calls in (("answered", self.open), ("opened", open_calls())):
             for method, count in sorted(calls.items()):

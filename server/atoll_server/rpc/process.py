@@ -1,4 +1,4 @@
-"""Parts of every server process: listening addresses, health, shutdown, the limit on open files, and signals."""
+"""Parts that all server processes share: listening addresses, health, shutdown, the limit on open files and signals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ SERVICES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name
 
 @dataclass(frozen=True, slots=True)
 class RpcServer:
-    """A gRPC server and its health service. served: counts the server's open calls. credentials: None without TLS."""
+    """A gRPC server and its health service.
+
+    served: counter of the server's open calls. credentials: None without TLS.
+    """
 
     server: grpc.aio.Server
     served: OpenCalls
@@ -49,8 +52,8 @@ class RpcServer:
     ) -> RpcServer:
         """Returns a server with a health service, and with gRPC reflection if all addresses are on loopback.
 
-        options: see `message_options`. most_calls: limit on concurrent calls. gate: the CallLimiter.
-        Raises TransportSecurityError if the certificates cannot be used.
+        options: as returned by `message_options`. most_calls: limit on concurrent calls. gate: the limiter of the
+        calls. Raises TransportSecurityError if the certificates cannot be used.
         """
         server = grpc.aio.server(interceptors=[gate, served], options=options, maximum_concurrent_rpcs=most_calls)
         health = health_aio.HealthServicer()
@@ -78,7 +81,7 @@ class RpcServer:
         return f"{address.rpartition(':')[0]}:{port}" if port else address
 
     async def begin(self) -> None:
-        """Starts the server, and reports all services as healthy."""
+        """Starts the server and reports all services as healthy."""
         await self.server.start()
         for name in ("", *SERVICES):
             await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -95,7 +98,7 @@ class RpcServer:
 
 
 def prepare() -> None:
-    """Starts the threads for calls that block, and raises the limit on open files as far as the system permits.
+    """Starts the threads for blocking calls and raises the limit on open files as far as the system permits.
 
     A merge opens one file per contribution. Each learner opens up to 65 connections.
     """

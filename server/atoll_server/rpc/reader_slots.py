@@ -14,7 +14,7 @@ from atoll_server.access.refusals import Refused, Status
 class ReaderSlots:
     """The slots for readers' long calls. limited: counter of refusals, by limit.
 
-    watches: readers that may watch. reads: streams that may fetch. A stream waits at most max_wait_s for its slot.
+    watches: limit on readers that watch. reads: limit on streams that fetch. max_wait_s: longest wait for a slot.
     """
 
     def __init__(self, watches: int, reads: int, max_wait_s: float, limited: prometheus_client.Counter) -> None:

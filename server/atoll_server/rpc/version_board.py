@@ -25,7 +25,7 @@ class _ShownShard:
 
 
 class VersionBoard:
-    """The newest versions by shard. Use it on one event loop only."""
+    """The newest versions of each shard. Must be used on only one event loop."""
 
     def __init__(self) -> None:
         self._shards: dict[int, _ShownShard] = {}
@@ -33,9 +33,9 @@ class VersionBoard:
         self.watching = 0  # number of readers that watch now
 
     def show(self, shard: int, log: int, versions: Iterable[pb.PublishedVersion]) -> None:
-        """Shows newer versions, and ignores others. shard: the shard's number.
+        """Shows the versions that are newer than those shown, and ignores the others. shard: the shard's number.
 
-        log: see WatchReply. If it is new, `versions` must have all fragments of the shard.
+        log: the shard's log, as in WatchReply. If the log is new, `versions` must contain all fragments of the shard.
         """
         shown = self._shards.get(shard)
         if shown is None or shown.log != log:
@@ -59,11 +59,14 @@ class VersionBoard:
         return next((version for version in found if version is not None), None)
 
     def shows(self, shard: int) -> bool:
-        """Returns whether the board has the versions of a shard."""
+        """Returns whether the board shows the versions of a shard."""
         return shard in self._shards
 
     async def watch(self) -> AsyncGenerator[pb.WatchReply, None]:
-        """Yields the versions of all shards, then changes. After BEAT_S seconds without any, yields an empty reply."""
+        """Yields the versions of all shards, then each change.
+
+        Yields an empty reply after BEAT_S seconds without a change.
+        """
         told = dict[int, tuple[int, int]]()  # log and count by shard
         self.watching += 1
         try:

@@ -1,7 +1,7 @@
 """A run: its learners, datasets, attached shards, joins, reports and problems.
 
-`registrar` manages learners and pauses the run. `datasets` leases data units to learners. `known_run` is
-a run as one core process knows it.
+`registrar` manages learners and pauses the run. `datasets` leases data units to learners. `known_run` represents a run
+as one core process knows it.
 
 May import: access, checkpoints, data, learners, ledger, links, memory_budget, rounds, settings, shard, shard_context,
 storage, telemetry.

@@ -1,7 +1,8 @@
 """A run's shards that are separate processes, as the registrar knows them.
 
 Each shard process keeps one call to the registrar open (`atoll.shards.v1.Registry.Attach`). The registrar sends its
-decisions, and the shard sends summaries. If a shard is not attached, its address and last summary stay.
+decisions, and the shard sends summaries. The registrar keeps the address and the last summary of a shard that is not
+attached.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from atoll_server.learners.learner_registry import LearnerRegistry, RegistryEntr
 from atoll_server.run.outbox import Outbox
 from atoll_server.shard_context.run_view import RunView
 
-CONFIRM_S = 2.0  # longest time that an operator's action waits for all attached shards to make it durable
-AWAY_S = 20.0  # how long a shard may be missing while the run begins
+CONFIRM_S = 2.0  # seconds that an operator's action waits for all attached shards to make it durable
+AWAY_S = 20.0  # seconds that a shard may be missing while the run begins
 QUIET_S = 4.0  # before the run begins, another directory may replace a shard that sent nothing for this long
 
 
 class LeaseFacts(NamedTuple):
-    """A shard's sums of a lease of data units. settled: see LeaseSums."""
+    """A shard's sums for a lease of data units. settled: as in LeaseSums."""
 
     by_fragment: dict[int, MergedUnits]
     settled: bool
@@ -40,7 +41,7 @@ class LeaseFacts(NamedTuple):
 
 @dataclass(slots=True)
 class AttachedShard:
-    """One shard process. outbox: None while it is not attached. heard_at: time of its last message, monotonic seconds.
+    """One shard process. outbox: None while not attached. heard_at: time of the last message, in monotonic seconds.
 
     directory: identifies the shard's directory, so that no second directory can take its place. staged: digest of the
     initial parameters that the shard holds. pending, missed: by learner, see LearnerSums. leases: sums of data units.
@@ -66,7 +67,7 @@ class AttachedShard:
 class AttachedShards:
     """The run's shards in other processes. own: the position of the registrar's own shard in `JoinReply.shards`.
 
-    count: the number of shards that hold fragments; 0 if it is not known yet, since no shard was ever attached.
+    count: the number of shards that hold fragments; 0 until it is known, which requires that a shard has attached.
     """
 
     def __init__(self, own: int | None, count: int, clock: Clock = SYSTEM) -> None:
@@ -106,14 +107,14 @@ class AttachedShards:
         return number in self.shards and self.shards[number].outbox is not None
 
     def waited_for(self) -> str:
-        """Returns the shards that must be attached before the run can begin, as text; empty if none is missing."""
+        """Returns, as text, the shards that must still attach before the run can begin; empty if none is missing."""
         if self._alone and not self.count:
             return "at least one shard"
         missing = self.missing()
         return f"shard{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {self.count}" if missing else ""
 
     def runs(self, layout: Layout) -> None:
-        """Sets the layout of a run that has parameters, which decides the division."""
+        """Sets the layout of a run that has parameters. The layout determines the division."""
         self.layout = layout
         for number in self.remote:
             self.shards.setdefault(number, AttachedShard(number)).fragments = self.fragments(layout, number)
@@ -134,7 +135,7 @@ class AttachedShards:
     def admit(self, hello: sh.Hello, run: str, generation: int, *, epoch: int, begun: bool) -> AttachedShard:
         """Returns the shard that a process may act for. Ends the call of the process's predecessor.
 
-        run, generation, epoch: the registrar's. begun: whether the run has parameters. Raises Refused.
+        run, generation, epoch: values of the registrar. begun: whether the run has parameters. Raises Refused.
         """
         if hello.protocol != PROTOCOL:
             text = f"the shard uses protocol {hello.protocol}, but this registrar uses {PROTOCOL}: use the same version"
@@ -262,13 +263,13 @@ class AttachedShards:
             box.put(("member", entry.name), _member(entry))
 
     def keep(self, number: int, snapshots: Iterable[int], through: int) -> None:
-        """Tells a shard, now and when it attaches, which snapshots the run's checkpoints name. through: see Keep."""
+        """Tells a shard, now and when it attaches, which snapshots the run's checkpoints name. through: as in Keep."""
         self._keep[number] = sh.Keep(snapshots=sorted(snapshots), through=through)
         if (shard := self.shards.get(number)) is not None and shard.outbox is not None:
             shard.outbox.put("keep", sh.FromRegistrar(keep=self._keep[number]))
 
     def await_lease(self, lease: int, learner: str, incarnation: int) -> None:
-        """Asks all shards, now and when they attach, for the sums of a lease of data units."""
+        """Asks all shards, now and when they attach, for their sums for a lease of data units."""
         self._leases[lease] = sh.AwaitedLease(lease=lease, learner=learner, incarnation=incarnation)
         for box in self._boxes():
             box.put(("lease", lease), sh.FromRegistrar(lease=self._leases[lease]))
@@ -354,12 +355,12 @@ class AttachedShards:
     # ------------------------------------------------------------------------------ for the ledger
 
     def as_data(self) -> dict[str, Any]:
-        """Returns what must survive a restart of the registrar, as JSON values."""
+        """Returns the data that must survive a restart of the registrar, as JSON values."""
         known = {str(each.number): [each.address, each.directory.hex()] for each in self.shards.values()}
         return {"count": self.count, "shards": known}
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Restores what `as_data` returned."""
+        """Restores the data that `as_data` returned."""
         self.count = data["count"]
         for number, (address, directory) in data["shards"].items():
             self.shards[int(number)] = AttachedShard(int(number), address, bytes.fromhex(directory))

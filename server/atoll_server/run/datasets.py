@@ -1,7 +1,7 @@
 """Leases the units of the run's datasets to learners. The registrar does this for all shards.
 
-Every lease, and every decision about a unit, is durable before a learner can see it. The merged work on units is not
-stored here: shards derive it from their ledgers, and send it as sums (`MergedUnits`).
+Every lease and every decision about a unit is durable before a learner can see it. The merged work on units is not
+stored here: shards derive it from their ledgers and send it as sums (`MergedUnits`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Datasets:
     # ------------------------------------------------------------------------------ leasing
 
     async def lease(self, process: LearnerProcess, request: pb.LeaseUnitsRequest) -> pb.LeaseUnitsReply:
-        """Leases units to a learner, and resends units that it has not received.
+        """Leases units to a learner and resends units that it has not received.
 
         Raises Refused if the request is invalid, or its dataset differs from the run's dataset with this name.
         """
@@ -87,18 +87,21 @@ class Datasets:
         return reply
 
     def _held(self, learner: str) -> int:
-        """Returns the number of a learner's undecided units, also under leases of its earlier processes."""
+        """Returns the number of a learner's undecided units, including those under leases of its earlier processes."""
         return sum(len(each.units) for each in self._accounts.leases.values() if each.learner == learner)
 
     def _is_out_of(self, name: str) -> bool:
-        """Returns whether all units of a dataset are handed out, so that only a decision can return one."""
+        """Returns whether all units of a dataset are handed out.
+
+        If so, only a decision can make a unit available again.
+        """
         dataset = self._accounts.named(name)
         return dataset is not None and not dataset.pool and dataset.next == dataset.declared.positions
 
     def _known(self, declared: Declared, process: LearnerProcess, request: pb.LeaseUnitsRequest) -> Lease | None:
         """Returns the process's living lease, or None if it must begin one. Changes nothing.
 
-        Raises Refused if the run has a different dataset with this name, or the request does not fit the lease.
+        Raises Refused if the run has a different dataset with this name or the request does not match the lease.
         """
         dataset = self._accounts.named(declared.name)
         if dataset is None:
@@ -131,7 +134,7 @@ class Datasets:
         return next((each for each in mine if (each.dataset, each.learner, each.incarnation) == place), None)
 
     def _begun(self, declared: Declared, process: LearnerProcess, changes: Changes) -> Lease:
-        """Begins a lease, and ends the process's previous lease. Adds the dataset if it is new."""
+        """Begins a lease and ends the process's previous lease. Adds the dataset if it is new."""
         dataset = self._accounts.named(declared.name) or self._accounts.add(declared, changes)
         if (old := self._living(dataset, process)) is not None:
             self._accounts.end(old, "its process began another lease", changes)
@@ -159,12 +162,12 @@ class Datasets:
     # ------------------------------------------------------------------------------ deciding
 
     async def look(self) -> None:
-        """Ends the leases of lost learners, and decides units. Durable when this returns."""
+        """Ends the leases of lost learners and decides units. The changes are durable when this returns."""
         over = self._decide(changes := Changes())
         if changes:
             await self._run.writer.commit(partial(data_ledger.write, rows=data_ledger.rows_of(changes)))
             crash_points.point("units.decided")
-        for lease in over:  # not earlier: if a crash undoes the decisions, they need the shards' sums again
+        for lease in over:  # not earlier: if a crash undoes the decisions, the shards' sums are needed again
             self._forget(lease)
 
     def _decide(self, changes: Changes) -> list[Lease]:

@@ -1,4 +1,4 @@
-"""Receives a run's initial parameters from the learner that holds the lease. Accepts only a complete, valid file."""
+"""Receives a run's initial parameters from the learner that holds the lease. Accepts only a complete and valid file."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ WAITS_S = 5.0  # a learner counts as waiting for this long after its last Join, 
 class Lease:
     """A learner's right to send the initial parameters.
 
-    until: end of the lease in monotonic seconds. Each further MiB of the file renews the lease. Repeated Joins, and
-    bytes that an earlier upload already sent, do not renew the lease. most_bytes: bytes received at the last renewal.
-    turn_ends: monotonic seconds, after which a waiting learner may get the lease, even if bytes still arrive.
+    until: end of the lease in monotonic seconds. Each additional MiB of the file renews the lease. Neither repeated
+    Joins nor bytes that an earlier upload already sent renew the lease. most_bytes: bytes received at the last renewal.
+    turn_ends: time in monotonic seconds after which a waiting learner may get the lease even if bytes still arrive.
     """
 
     entry: RegistryEntry
@@ -48,7 +48,7 @@ class Lease:
     def over(self, now: float, wanted: bool = False) -> bool:
         """Returns whether another learner may get the lease.
 
-        wanted: whether another learner waits for the lease. now: monotonic seconds.
+        wanted: whether another learner is waiting for the lease. now: monotonic seconds.
         """
         late = now > (min(self.until, self.turn_ends) if wanted else self.until)
         return late or bool(self.entry.evicted) or not self.entry.session
@@ -79,11 +79,11 @@ class LeaseTurns:
         return all(self._had[name] <= self._had[other] for other in waiting)
 
     def wanted(self, holder: str, now: float) -> bool:
-        """Returns whether a learner other than the holder waits for the lease. now: monotonic seconds."""
+        """Returns whether a learner other than the holder is waiting for the lease. now: monotonic seconds."""
         return any(name != holder and now - at <= WAITS_S for name, at in self._waiting.items())
 
     def took(self, name: str, first_s: float) -> float:
-        """Records that a learner got the lease. Returns the length of the learner's turn in seconds.
+        """Records that a learner received the lease. Returns the length of the learner's turn in seconds.
 
         first_s: length of each learner's first turn in seconds.
         """
@@ -93,7 +93,7 @@ class LeaseTurns:
         return turn_s
 
     def waits(self, name: str, now: float) -> None:
-        """Records that a learner waits for the lease. now: monotonic seconds."""
+        """Records that a learner is waiting for the lease. now: monotonic seconds."""
         self._waiting[name] = now
 
 
@@ -114,7 +114,7 @@ class StagedFile:
         self._file = self._disk.create(self._part)
 
     def take(self, chunk: bytes) -> None:
-        """Appends a chunk. Raises Refused if the chunk is empty, or the file exceeds its declared size."""
+        """Appends a chunk. Raises Refused if the chunk is empty or the file would exceed its declared size."""
         if not chunk:
             raise Refused(Status.INVALID_ARGUMENT, "a chunk of the initial parameters is empty: send at least one byte")
         self.received += len(chunk)
@@ -130,7 +130,7 @@ class StagedFile:
     def check(self, tensors: Iterable[TensorSpec] = ()) -> TensorFile:
         """Makes the staged file durable and opens it.
 
-        Raises Refused if the file differs from its declared size or digest, or lacks one of these tensors.
+        Raises Refused if the file differs from its declared size or digest or lacks one of these tensors.
         """
         self._file.sync()
         crash_points.point("initial.synced")
@@ -147,20 +147,23 @@ class StagedFile:
             raise Refused(Status.INVALID_ARGUMENT, str(error)) from error
 
     def publish(self, directory: Path) -> None:
-        """Renames the file to its final name, and makes the name durable."""
+        """Renames the file to its final name and makes the name durable."""
         self._disk.rename(self._part, directory / INITIAL)
         crash_points.point("initial.renamed")
         self._disk.sync_directory(directory)
         crash_points.point("initial.directory synced")
 
     def close(self) -> None:
-        """Closes the file, and removes it unless it was published."""
+        """Closes the file and removes it unless it was published."""
         self._file.close()
         self._disk.remove(self._part)
 
 
 def stage_source(source: ParameterSource, directory: Path, disk: Disk = DISK) -> StagedFile:
-    """Stages the `--init` model as one file, like a learner's upload. Raises OSError or TensorFileError."""
+    """Stages the `--init` model as one file, in the same way as a learner's upload.
+
+    Raises OSError or TensorFileError.
+    """
     digest = hashlib.sha256()
     for chunk in source.chunks():
         digest.update(chunk)
@@ -195,10 +198,10 @@ def checked(file: TensorFile, tensors: Iterable[TensorSpec]) -> TensorFile:
 
 
 def check_room(settings: CoreSettings, size_bytes: int, parameters: int, disk: Disk = DISK) -> None:
-    """Raises Refused if the file exceeds its size limit, or this process's part does not fit in memory or on disk.
+    """Raises Refused if the file exceeds its size limit or this process's part does not fit in memory or on the disk.
 
-    The disk must have space for the file and for two snapshots of 12 bytes per parameter. parameters: the number that
-    this process will hold.
+    The disk must have space for the file and for two snapshots of 12 bytes per parameter. parameters: number of
+    parameters that this process will hold.
     """
     directory, most = settings.directory, settings.limits.model_bytes
     if reason := too_much(parameters, settings.memory):

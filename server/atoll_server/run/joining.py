@@ -1,4 +1,4 @@
-"""Handles learners' Joins, and the upload of the initial parameters by one learner."""
+"""Handles learners' Joins and the upload of the initial parameters by one learner."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Joining:
     async def join(self, request: pb.JoinRequest, by: str, fleet: str = "") -> pb.JoinReply:
         """Joins a learner to the run. The reply's state tells the learner what to do next.
 
-        by: the caller. fleet: the names in the learner's certificate if it is a fleet's. Raises Refused if the learner
-        may not join.
+        by: the caller. fleet: the names in the learner's certificate if it is the certificate of a fleet. Raises
+        Refused if the learner may not join.
         """
         tensors = declared_tensors(request, self._settings.limits)
         if request.protocol != PROTOCOL:
@@ -103,7 +103,10 @@ class Joining:
     async def _let_in(
         self, request: pb.JoinRequest, tensors: tuple[TensorSpec, ...], fleet: str
     ) -> tuple[RegistryEntry, pb.JoinReply.State]:
-        """Admits a learner. Returns its registry entry, and the reply's state. Raises Refused if it may not join."""
+        """Admits a learner.
+
+        Returns its registry entry and the state for the reply. Raises Refused if it may not join.
+        """
         run, now = self._run, self._run.clock.monotonic()
         async with self._initialising:
             check_fleet(run.registry, request.learner, fleet)
@@ -147,7 +150,7 @@ class Joining:
         return sum(layout.fragments[index].length for index in owned)
 
     def _free_for(self, name: str, now: float) -> bool:
-        """Returns whether a learner holds the lease, or may get it now."""
+        """Returns whether a learner holds the lease or may get it now."""
         if self._lease is None or self._over(self._lease, now):
             return self._turns.of(name, now)
         return self._lease.entry.name == name
@@ -189,7 +192,7 @@ class Joining:
     async def stage(self, process: LearnerProcess, header: pb.InitialiseHeader) -> StagedFile:
         """Begins an upload of the initial parameters.
 
-        Raises Refused if the caller does not hold the lease, or the model does not fit in memory or on disk.
+        Raises Refused if the caller does not hold the lease or the model does not fit in memory or on the disk.
         """
         lease = self._held(process)
         assert self._run.layout is not None, "a run with a lease has a layout"
@@ -208,7 +211,7 @@ class Joining:
     def _held(self, process: LearnerProcess, staging: StagedFile | None = None) -> Lease:
         """Returns the caller's lease.
 
-        Raises Refused if the caller has no lease, or `staging` is not its newest upload.
+        Raises Refused if the caller has no lease or `staging` is not its newest upload.
         """
         process.check_current()
         if not self._waiting():
@@ -226,7 +229,7 @@ class Joining:
         """Accepts the initial parameters, which become version 0 of every fragment.
 
         Learners can fetch the parameters only after they are checked, durable and committed. Raises Refused if the file
-        is not valid, or the caller no longer holds the lease.
+        is not valid or the caller no longer holds the lease.
         """
         async with self._initialising:
             lease, entry = self._held(process, staging), process.entry
@@ -290,10 +293,10 @@ class Joining:
 
 
 def check_fleet(registry: LearnerRegistry, name: str, fleet: str) -> None:
-    """Raises Refused for a new name whose fleet has an evicted learner, which has the same key.
+    """Raises Refused for a new name if its fleet, which shares one key, contains an evicted learner.
 
-    Names that the run knows may join again, so an eviction does not affect the fleet's other learners.
-    fleet: the names in the learner's certificate; empty if it is not a fleet's.
+    Names that the run already knows may join again, so an eviction does not affect the fleet's other learners.
+    fleet: the names in the learner's certificate; empty if it is not the certificate of a fleet.
     """
     if not fleet or name in registry.entries:
         return

@@ -1,6 +1,6 @@
-"""A run as one core process knows it: its settings, layout, learners and the fragments that this process holds.
+"""A run as one core process knows it: its settings, its layout, its learners and the fragments that this process holds.
 
-The registrar (`registrar`) decides about the run. A process with only a shard has a copy of the decisions (`replica`).
+The registrar (`registrar`) makes the decisions. A process with only a shard keeps a copy of them (`replica`).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Running:
 class KnownRun:
     """A run as one core process knows it.
 
-    paused: the operator and the reason; empty while the run is not paused. layout: until the run has parameters, the
-    layout of the learner that holds the lease. turned_away: number of contributions that this process refused before
-    their upload was complete, since its start. leases: learner and incarnation, for each lease of data units whose sums
-    a registrar in another process wants. links: of fronts and learners to this process.
+    paused: the operator and the reason; empty while the run is not paused. layout: the layout; until the run has
+    parameters, that of the learner that holds the lease. turned_away: number of contributions that this process has
+    refused since its start before their upload was complete. leases: learner and incarnation of each lease of data
+    units whose sums a registrar in another process wants. links: links of fronts and learners to this process.
     """
 
     def __init__(self, limits: Limits, clock: RunClock, journal: Journal) -> None:
@@ -69,7 +69,7 @@ class KnownRun:
         self.leases: dict[int, tuple[str, int]] = {}
         self.links = Links()
         self.state: Waiting | Running = Waiting()
-        self.writer: LedgerWriter  # set by `restore`, like the next attribute
+        self.writer: LedgerWriter  # set by `restore`, as is the next attribute
         self.sessions: SessionKey
 
     @property
@@ -145,13 +145,16 @@ class KnownRun:
         return LearnerProcess(self.registry.check(session.learner, session.incarnation, number), session.incarnation)
 
     def proven(self, session: pb.Session) -> int:
-        """Returns the number of a session, or 0 if its token is invalid. Raises Refused for a different run."""
+        """Returns the number of a session, or 0 if its token is invalid.
+
+        Raises Refused if the session is of a different run.
+        """
         if session.run != self.run_id or session.generation != self.generation:
             raise Refused(Status.UNAUTHENTICATED, "the session belongs to another run or generation: join again")
         return self.sessions.number(session.learner, session.incarnation, session.token)
 
     def fenced(self, learner: str, incarnation: int) -> bool:
-        """Returns whether a process can send no more work now, because it left, was evicted or was replaced."""
+        """Returns whether a process can no longer send work because it left, was evicted or was replaced."""
         entry = self.registry.entries.get(learner)
         if entry is None:
             return False

@@ -1,4 +1,4 @@
-"""The messages that wait to be sent to one attached shard."""
+"""Keeps the messages that wait to be sent to one attached shard."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Outbox:
     """Messages that wait to be sent to one shard. A newer message about the same thing replaces an older one.
 
     The newer message also takes the older one's place and number. Otherwise, a shard could confirm a number although
-    the message with that number was replaced, and its replacement was not sent yet. confirmed: the newest message that
-    the shard has made durable.
+    the message with that number was replaced and its replacement was not sent yet. confirmed: number of the newest
+    message that the shard has made durable.
     """
 
     def __init__(self) -> None:

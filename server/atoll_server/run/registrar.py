@@ -1,7 +1,7 @@
-"""Manages a run's learner names, sessions, accounts, pause state, layout and token count. Shards own the fragments.
+"""Manages a run's learner names, sessions, accounts, pause state, layout and token count. Shards hold the fragments.
 
-The registrar's process also has a shard, which holds no fragments with `--registrar-only`. All other shards are
-separate processes, which attach to the registrar (`attached_shards`).
+The registrar's process also contains a shard. With `--registrar-only`, this shard holds no fragments. All other shards
+are separate processes, which attach to the registrar (`attached_shards`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Registrar(KnownRun):
     # ------------------------------------------------------------------------------ from and to the ledger
 
     def restore(self, meta: dict[str, Any], learners: Iterable[LearnerRow], writer: LedgerWriter) -> None:
-        """Restores the run from the ledger, except for the shard, which `runs` sets."""
+        """Restores the run from the ledger. Does not restore the shard, which `runs` sets."""
         self.writer = writer
         self.run_id = meta["run"]
         self.generation = meta["generation"]
@@ -91,7 +91,7 @@ class Registrar(KnownRun):
         self.restore_learners(learners)
 
     def newly_restored(self) -> Beginning | None:
-        """Returns this generation's beginning; None for the first generation, or if an earlier core served this one."""
+        """Returns this generation's beginning; None for the first generation or if an earlier core served it."""
         begun = self.line.beginnings[0] if self.line.beginnings else None
         return begun if begun is not None and self.epoch == begun.epoch + 1 else None
 
@@ -102,7 +102,10 @@ class Registrar(KnownRun):
         return self.line.beginnings[0].checkpoint if self.line.beginnings else 0
 
     async def add_manifest(self, manifest: Manifest) -> None:
-        """Durably adds a checkpoint whose snapshots are durable, and removes the oldest checkpoints."""
+        """Durably adds a checkpoint and removes the oldest checkpoints.
+
+        The new checkpoint's snapshots must be durable.
+        """
         known = [*self.manifests, manifest]
         old = manifests.dropped(known, self.generation, self.settings.keep_snapshots)
         self.manifests = known[len(old) :]
@@ -117,7 +120,8 @@ class Registrar(KnownRun):
     async def begin(self, layout: Layout, tensors: list[dict[str, Any]], sha256: bytes, owned: Collection[int]) -> None:
         """Durably records that the run has its initial parameters, after all shards have made theirs durable.
 
-        tensors: JSON values. sha256: digest of the file. owned: the fragments of this process.
+        tensors: descriptions of the tensors as JSON values. sha256: digest of the file. owned: the fragments of this
+        process.
         """
         stage = stage_of(layout, tensors, sha256)
         await self.attached.stage(stage, layout)
@@ -167,7 +171,7 @@ class Registrar(KnownRun):
         return self._position
 
     def tell(self) -> None:
-        """Sends a new view to every shard. Called after each report, and when an operator changes the run."""
+        """Sends a new view to every shard. Called after each report and when an operator changes the run."""
         view = self.view()
         if self.shard is not None:
             self.shard.told(view)
@@ -179,7 +183,7 @@ class Registrar(KnownRun):
         return self.attached.places(own)
 
     def pace(self, now: float) -> MergePace:
-        """Returns how fast merges make older work stale. now: monotonic seconds."""
+        """Returns the rate at which merges make older work stale. now: monotonic seconds."""
         if self.shard is None:
             return MergePace(0.0, None, self.settings.max_staleness)
         steps = [each.rounds.age(each.version) for each in self.shard.fragments.values()]
@@ -190,7 +194,10 @@ class Registrar(KnownRun):
         return MergePace(sum(steps) / max(1, len(steps)), outer_step_s, self.settings.max_staleness, present.live)
 
     def versions(self) -> dict[int, int]:
-        """Returns the version of each fragment in this process. Other shards tell learners the other versions."""
+        """Returns the version of each fragment in this process.
+
+        The other shards send their versions to learners themselves.
+        """
         return {} if self.shard is None else self.shard.versions()
 
     # ------------------------------------------------------------------------------ learners and operators
@@ -203,7 +210,7 @@ class Registrar(KnownRun):
         """Commits a learner's Join to the ledger, then notifies the shards, which drop older incarnations' uploads.
 
         by: the name in the caller's certificate. state: the state in the JoinReply. Raises Refused if another process
-        has taken the learner's name meanwhile, or the learner was evicted.
+        has taken over the learner's name meanwhile or the learner was evicted.
         """
         incarnation = entry.incarnation
         await self.save(entry)
@@ -229,9 +236,9 @@ class Registrar(KnownRun):
         """Evicts a learner and refuses its pending contributions. Merged contributions stay in the model.
 
         Returns the numbers of the shards that have not confirmed the eviction yet. They apply it later, at the latest
-        when they attach again. reason: if empty, the learner may join again. tokens: how many of the learner's reported
-        tokens still count; None for all. Learners' schedules use the run's reduced token count from the next published
-        update on. Raises Refused if the run has no such learner.
+        when they attach again. reason: reason for the eviction; if empty, the learner may join again. tokens: number of
+        the learner's reported tokens that still count; None for all. Learners' schedules use the run's reduced token
+        count starting from the next published update. Raises Refused if the run has no such learner.
         """
         entry = self.registry.entries.get(name)
         if entry is None:
@@ -259,10 +266,10 @@ class Registrar(KnownRun):
         return await self.attached.confirmed()
 
     async def pause(self, reason: str) -> list[int]:
-        """Durably pauses or resumes the run, then notifies every learner. A core restart does not end a pause.
+        """Durably pauses or resumes the run, then notifies every learner. A restart of the core does not end a pause.
 
-        Returns the numbers of the shards that have not confirmed the change yet. reason: the operator and the reason;
-        empty to resume the run.
+        Returns the numbers of the shards that have not confirmed the change yet. reason: text that names the operator
+        and the reason; empty to resume the run.
         """
         await self.writer.commit(partial(run_ledger.put_meta, key="paused", value=reason))
         crash_points.point("pause.committed")

@@ -25,9 +25,9 @@ MAX_REPORTED = 2 * REPORTED  # limit on the declined rounds and adopted versions
 
 
 def progress(run: KnownRun, most: int, entry: RegistryEntry, seen: pb.Progress) -> None:
-    """Records a learner's report, and passes its contents to the shard.
+    """Records a learner's report and passes its contents to the shard.
 
-    most: limit on the reported tokens, and on the reported steps. Raises Refused if the report exceeds a limit.
+    most: limit on the reported tokens and on the reported steps. Raises Refused if the report exceeds a limit.
     """
     if max(seen.tokens, seen.steps, seen.abandoned_tokens) > most:
         raise Refused(
@@ -84,10 +84,10 @@ def progress(run: KnownRun, most: int, entry: RegistryEntry, seen: pb.Progress) 
 
 
 def _take_answers(shard: Shard, entry: RegistryEntry, seen: pb.Progress) -> None:
-    """Passes each declined round and each adopted version to the syncer once, although reports repeat them.
+    """Passes each declined round and each adopted version to the syncer only once, although reports repeat them.
 
     Cycles and versions only increase. A value that is not greater than its fragment's last value is a repetition. A
-    value above the fragment's current cycle or version is invalid. Both are ignored.
+    value above the fragment's current cycle or version is invalid. Repetitions and invalid values are ignored.
     """
     rounds = shard.syncer.fragments
     for declined in seen.declined:

@@ -1,7 +1,8 @@
-"""The run's wall clock, which never goes backwards. Learners' accounts use it, since they outlive the core's process.
+"""The run's wall clock, which never goes backwards. Learners' accounts, which outlive the core's process, use it.
 
-Within a process, the run's clock follows the machine's monotonic clock, even if the machine's wall clock is set. After
-a restart, the run's clock does not start before the last saved time. Each jump of the machine's clock is logged once.
+Within a process, the run's clock follows the machine's monotonic clock, even if the machine's wall clock is changed.
+After a restart, the run's clock does not start before the last saved time. Each jump of the machine's clock is logged
+once.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from atoll_wire.process.clock import Clock
 
 log = structlog.get_logger()
 
-JUMP_S = 5.0  # larger differences between the two clocks are logged
+JUMP_S = 5.0  # differences between the two clocks above this many seconds are logged
 
 
 class RunClock:
-    """A Clock whose wall time advances steadily, and is approximately the number of seconds since 1970."""
+    """A Clock whose wall time advances steadily and is approximately the number of seconds since 1970."""
 
     def __init__(self, machine: Clock) -> None:
         self._machine = machine
@@ -39,7 +40,7 @@ class RunClock:
         return self._machine.monotonic()
 
     def begin_after(self, newest: float) -> None:
-        """Moves the clock forward to `newest`, the last saved time, if the clock is behind that time."""
+        """Moves the clock forward to `newest`, which is the last saved time, if the clock is behind that time."""
         behind_s = newest - self.wall()
         if behind_s > 0:
             self._wall += behind_s

@@ -1,4 +1,7 @@
-"""What operators see of one process's shard. `atoll status` shows it, and shards send it to the registrar."""
+"""Summarises one process's shard for operators.
+
+`atoll status` shows the summaries, which shards send to the registrar.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def contribution_counts(run: KnownRun) -> pb.Contributions:
 
 
 def pending_by_learner(shard: Shard) -> Counter[str]:
-    """Returns the number of pending contributions by learner."""
+    """Returns the number of pending contributions of each learner."""
     return Counter(key.learner for fragment in shard.fragments.values() for key in fragment.held)
 
 
@@ -67,11 +70,11 @@ LEARNERS, LEASES = 1000, 100  # limits per summary, since a server refuses large
 
 
 class Summarising:
-    """Makes a shard's summaries for the registrar. Each contains only learners and leases whose sums have changed."""
+    """Creates a shard's summaries for the registrar. Each contains only learners and leases whose sums have changed."""
 
     def __init__(self, run: KnownRun) -> None:
         self._run = run
-        self._told: dict[str | int, bytes] = {}  # by learner or lease: the sums in the last summary that had them
+        self._told: dict[str | int, bytes] = {}  # by learner or lease: the sums in the last summary that contained them
 
     def next(self, troubles: list[str], now: float) -> sh.Summary:
         """Returns the next summary. troubles: this process's problems. now: monotonic seconds."""
@@ -85,7 +88,7 @@ class Summarising:
             if self._changed(name, sums):
                 summary.learners.append(sums)
                 if len(summary.learners) == LEARNERS:
-                    break  # the next summaries have the others
+                    break  # the next summaries contain the others
         for lease in self._run.leases:
             units = self._units(shard, lease)
             if self._changed(lease, units):

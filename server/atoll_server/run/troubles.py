@@ -1,4 +1,4 @@
-"""Finds a run's current problems, which an operator should fix."""
+"""Finds a run's current troubles, which an operator should fix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ BEYOND = 1.02  # exceeding --total-tokens by up to this factor is normal, since 
 
 
 def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
-    """Yields the run's current troubles. damage: describes a damaged file; empty if none. now: monotonic seconds."""
+    """Yields the run's current troubles.
+
+    damage: description of a damaged file; empty if there is none. now: monotonic seconds.
+    """
     yield from shard_troubles(run, damage, now)
     if missing := run.attached.waited_for():
         effect = "the run cannot begin" if run.shard is None else "some fragments may not sync"
@@ -35,7 +38,7 @@ def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
 
 
 def shard_troubles(run: KnownRun, damage: str, now: float) -> Iterator[Trouble]:
-    """Yields the current troubles of this process and its shard. damage, now: as for `troubles`."""
+    """Yields the current troubles of this process and its shard. damage, now: as in `troubles`."""
     if run.writer.full:
         yield _lasting("the disk is full: the core acknowledges no contributions until you free space")
     elif run.shard is not None and run.shard.spool.room_bytes == 0:

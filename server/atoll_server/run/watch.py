@@ -1,4 +1,4 @@
-"""Records changes of learners' states, and new problems, in the journal."""
+"""Records changes of learners' states and new problems in the journal."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from atoll_server.telemetry import entries
 
 UNHEARD = {LearnerState.SILENT, LearnerState.CUT_OFF}
 QUIET = UNHEARD | {LearnerState.LEFT, LearnerState.EVICTED}
-SURE_S = 2.0  # seconds of silence after which a learner behind a front would count as cut off if the front were silent
+SURE_S = 2.0  # seconds of silence after which a learner would count as cut off if its front were silent, too
 
 
 def liveness_of(run: KnownRun, learner: str) -> LearnerLiveness | None:
-    """Returns a learner's liveness, as this process's syncer observed it, or None if the syncer does not know it."""
+    """Returns a learner's liveness as observed by this process's syncer, or None if the syncer has not observed it."""
     return None if run.shard is None else run.shard.syncer.liveness.get(learner)
 
 
@@ -33,18 +33,18 @@ def state_of(run: KnownRun, entry: RegistryEntry, now: float) -> LearnerState:
 
 
 class Watch:
-    """Records changes and problems. since: by learner, when its state began, in seconds on the run's clock."""
+    """Records changes and problems. since: time when each learner's state began, in seconds on the run's clock."""
 
     def __init__(self, run: Registrar) -> None:
         self.since: dict[str, float] = {}
         self._run = run
         self._last: dict[str, tuple[LearnerState, int]] = {}  # by learner: state and incarnation
         self._silent_at: dict[str, float] = {}  # by learner: when a silence began that is not recorded yet
-        self._silenced: set[str] = set()  # learners with a recorded silence, but no recorded recovery yet
+        self._silenced: set[str] = set()  # learners with a recorded silence but no recorded recovery yet
         self._troubles: Mapping[str, entries.Trouble] = {}
 
     def look(self, troubles: Iterable[entries.Trouble], now: float) -> dict[str, LearnerState]:
-        """Records the changes since the last call, also those of links. Returns each learner's current state.
+        """Records all changes since the last call, including those of links. Returns each learner's current state.
 
         A learner's first state does not count as a change. troubles: the current problems. Each problem is recorded
         once, when it begins. now: monotonic seconds.
@@ -94,7 +94,7 @@ class Watch:
                 self._run.journal.record(entries.Recovered(name), now)
 
     def _silence(self, entry: RegistryEntry, now: float) -> None:
-        """Records a learner's silence, but only if the learner's front is not the one that fell silent."""
+        """Records a learner's silence, unless it is the learner's front that fell silent."""
         name = entry.name
         began = self._silent_at.get(name)
         if began is None or (now - began < SURE_S and self._run.links.front_of(name) is not None):
@@ -105,7 +105,7 @@ class Watch:
         self._run.journal.record(entries.Silenced(name, silent_s), now)
 
     def _stepped_at(self, entry: RegistryEntry, state: LearnerState) -> float:
-        """Returns the time when the learner left, or last took a step or reported, on the run's clock."""
+        """Returns the time, on the run's clock, when the learner left or when it last took a step or reported."""
         account, observed = entry.account, liveness_of(self._run, entry.name)
         if state in UNHEARD and observed is not None and observed.stepped_at is not None:
             return self._run.clock.at(observed.stepped_at)  # a learner may report without taking steps

@@ -1,4 +1,4 @@
-"""A core's gRPC services (learners, readers, fronts, operators, doctor, attached shards), and the server process.
+"""A core's gRPC services (for learners, readers, fronts, operators, doctor and attached shards) and its server process.
 
 May import: access, checkpoints, learners, merging, operators, processes, rpc, run, settings, shard, telemetry, uploads.
 """

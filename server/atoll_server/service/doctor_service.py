@@ -16,7 +16,7 @@ from atoll_server.rpc.calls import Context, abort, discard_rest
 MAX_BYTES = 64 << 20  # limit on one call's padding in each direction
 PIECE_BYTES = 256 << 10
 PROBES = 2
-IDLE_S, LONGEST_S = 10.0, 60.0  # limits on the time without a request, and on the call's duration
+IDLE_S, LONGEST_S = 10.0, 60.0  # limits in seconds on the time without a request and on the call's duration
 
 
 class DoctorService(rpc.DoctorServicer):

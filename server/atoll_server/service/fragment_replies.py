@@ -1,4 +1,4 @@
-"""The replies of Fetch and Read: the frames of a published update, or of a whole fragment."""
+"""Creates the replies of Fetch and Read, which contain the frames of a published update or of a whole fragment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atoll_server.shard.fragment import Fragment
 from atoll_server.shard.publications import Publication
 from atoll_server.shard.shard import Shard
 
-OnSent: TypeAlias = Callable[[int, int], None]  # called with the bytes and the parameters of each payload
+OnSent: TypeAlias = Callable[[int, int], None]  # called with the number of bytes and parameters of each payload
 
 
 def published(shard: Shard, fragment: int, version: int) -> Publication:
@@ -76,7 +76,7 @@ async def whole_header(fragment: Fragment, state: FragmentState, receipts: Itera
 async def whole_frames(
     fragment: Fragment, state: FragmentState, wanted: Sequence[int], sent: OnSent, encoding: asyncio.Semaphore | None
 ) -> AsyncGenerator[Sent, None]:
-    """Yields the wanted frames of a whole fragment. encoding: limits the frames that are encoded at the same time."""
+    """Yields the wanted frames of a whole fragment. encoding: limit on the frames that are encoded at the same time."""
     spans = fragment.place.frames
     for span in (spans[index] for index in wanted):
         if encoding is not None:

@@ -26,7 +26,7 @@ class FrontService(rpc.FrontsServicer):
         self._waits.end("the core is stopping: announce the front again")
 
     async def Announce(self, requests: AsyncIterator[pb.FrontReport], context: Context) -> AsyncIterator[pb.FrontReply]:
-        """Answers each report immediately, until the front leaves or either side ends the call."""
+        """Answers each report immediately until the front leaves or either side ends the call."""
         links, now, wait = self._run.links, self._run.clock.monotonic, self._waits.begin()
         try:
             who = _front(context)

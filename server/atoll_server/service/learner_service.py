@@ -1,4 +1,4 @@
-"""The gRPC service for learners. Each method converts messages and calls the core, which makes all decisions."""
+"""The gRPC service for learners. The methods convert messages and call the core, which makes all decisions."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from atoll_server.uploads.upload_state import UploadState
 from atoll_server.uploads.uploads import Upload
 
 HEADER_BYTES = 4096  # limit on the size of a Push header, which stays in memory during the upload
-MAX_PATIENCE = 4.0  # a stream waits for its next message for at most this multiple of the upload's idle timeout
-HEARD_S = 0.05  # minimum time between acknowledgements of frames; learners use them to measure the link's rate
+MAX_PATIENCE = 4.0  # longest wait of a stream for its next message, as a multiple of the upload's idle timeout
+HEARD_S = 0.05  # minimum time between acknowledgements of frames, with which learners measure the link's rate
 
 
 class OuterService(rpc.OuterServicer):
-    """A core's Outer service, which learners call. Learners join and send initial parameters at the registrar only."""
+    """A core's Outer service, which learners call. Learners join and send initial parameters only to the registrar."""
 
     def __init__(self, core: CoreProcess) -> None:
         self._core = core
@@ -54,7 +54,7 @@ class OuterService(rpc.OuterServicer):
         self._waits = InterruptibleWaits()
 
     def stop(self) -> None:
-        """Ends long calls, but not writes that make work durable. Follow calls end when the follower log is closed."""
+        """Ends long calls but not writes that make work durable. Follow calls end when the follower log is closed."""
         self._waits.end("the core is stopping: reconnect to this or another address")
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
@@ -121,7 +121,7 @@ class OuterService(rpc.OuterServicer):
             await abort(context, refused)
 
     async def Push(self, requests: AsyncIterator[Pushed], context: Context) -> AsyncIterator[pb.PushReply]:
-        """Receives a contribution, or its missing frames, and replies with the contribution's receipt."""
+        """Receives a contribution or its missing frames and replies with the contribution's receipt."""
         header, wait = pb.PushHeader(), self._waits.begin()
         try:
             request = await wait.first(requests, "a Push stream")
@@ -188,7 +188,7 @@ class OuterService(rpc.OuterServicer):
             yield came
 
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[Sent]:
-        """Sends a published update, or a whole fragment at its current version."""
+        """Sends a published update or a whole fragment at its current version."""
         try:
             process = self._session(context, request.session)
             shard, fragment = self._run.owner(request.fragment)
@@ -278,7 +278,7 @@ class OuterService(rpc.OuterServicer):
         return self._joins
 
     def _elsewhere(self, what: str) -> Refused:
-        """Returns the refusal for a call that only the registrar answers. what: the call, as text."""
+        """Returns the refusal for a call that only the registrar answers. what: description of the call, as text."""
         text = (
             f"this is shard {self._run.number} of the run, where learners cannot {what}: give the learner the "
             f"address of the registrar ({self._core.settings.registrar}) or of a front"

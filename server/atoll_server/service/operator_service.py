@@ -33,7 +33,7 @@ class OperatorService(rpc.OperatorServicer):
     def __init__(
         self, core: Core, calls: ShardCalls, checkpoints: RunCheckpoints, tokens: OperatorTokens | None = None
     ) -> None:
-        """calls: calls the run's other shards. checkpoints: the run's checkpoints."""
+        """calls: calls to the run's other shards. checkpoints: the run's checkpoints."""
         self._core = core
         self._calls = calls
         self._checkpoints = checkpoints
@@ -42,7 +42,7 @@ class OperatorService(rpc.OperatorServicer):
     async def _may(self, context: Context, act: str = "") -> str:
         """Returns the calling operator's name. Ends the call with an error if the caller is not an operator.
 
-        act: the requested action; empty for a read.
+        act: name of the requested action; empty for a read.
         """
         try:
             who = caller(context)
@@ -57,7 +57,7 @@ class OperatorService(rpc.OperatorServicer):
         """Context manager for an operator's action. Yields the operator's name.
 
         Records the action and its outcome in the journal. Ends the call with an error if the caller is not an operator,
-        or if the action raises Refused. act: the action. what: the action's arguments.
+        or if the action raises Refused. act: name of the action. what: arguments of the action.
         """
         name = await self._may(context, act)
         acted = entries.OperatorActed(act, name, context.peer(), what)
@@ -81,7 +81,7 @@ class OperatorService(rpc.OperatorServicer):
         return status(core.run, core.settings, core.facts(), core.watch.since)
 
     async def ListReceipts(self, request: pb.ListReceiptsRequest, context: Context) -> pb.ListReceiptsReply:
-        """Returns contributions to all shards with their fates, newest first."""
+        """Returns the contributions to all shards with their fates, newest first."""
         await self._may(context)
         try:
             own = await asyncio.to_thread(shard_page, self._core, request)
@@ -123,7 +123,7 @@ class OperatorService(rpc.OperatorServicer):
         return joined_rounds([own, *others.values()], missing, request)
 
     async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsReply:
-        """Returns the events after the newest event that the caller has seen."""
+        """Returns the events after the last event that the caller has seen."""
         await self._may(context)
         events = self._core.events
         return pb.ListEventsReply(log=events.log, events=map(event_message, events.after(request.log, request.after)))
@@ -134,14 +134,14 @@ class OperatorService(rpc.OperatorServicer):
         return pb.ListCheckpointsReply(checkpoints=self._checkpoints.all())
 
     async def TakeCheckpoint(self, _request: pb.TakeCheckpointRequest, context: Context) -> pb.Checkpoint:
-        """Takes a checkpoint of all shards now, and replies when it is durable."""
+        """Takes a checkpoint of all shards and replies when it is durable."""
         async with self._acting(context, "take a checkpoint"):
             return await self._checkpoints.take()
 
     async def ExportCheckpoint(
         self, request: pb.ExportCheckpointRequest, context: Context
     ) -> AsyncIterator[pb.ExportCheckpointReply]:
-        """Streams the model, with its current published parameters or with its initial parameters."""
+        """Streams the model with either its current published parameters or its initial parameters."""
         core = self._core
         async with self._acting(context, "export the model"):
             if core.run.shard is None:

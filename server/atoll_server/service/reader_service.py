@@ -1,6 +1,6 @@
-"""The gRPC service for readers, which follow the published model. It changes nothing in the run.
+"""The gRPC service for readers, which follow the published model. The service changes nothing in the run.
 
-Readers do not join the run: they have no sessions or accounts, and contribute to no round. Their calls use separate
+Readers do not join the run. They have no sessions or accounts and do not contribute to rounds. Their calls use separate
 slots, so that they cannot use up the slots of learners.
 """
 
@@ -38,10 +38,10 @@ ENCODED_AT_ONCE = 2  # frames of whole fragments and fixed values that are prepa
 
 
 class ReaderService(rpc.ReaderServicer):
-    """A core's Reader service. A process with only a shard has no Describe and no fixed values."""
+    """A core's Reader service. A process with only a shard serves neither Describe nor the fixed values."""
 
     def __init__(self, core: CoreProcess, tokens: OperatorTokens | None) -> None:
-        """tokens: operators' tokens, with which operators may read; None if the core accepts no tokens."""
+        """tokens: the tokens with which operators may read; None if the core accepts no tokens."""
         self._core = core
         self._run = core.run
         self._tokens = tokens
@@ -105,7 +105,7 @@ class ReaderService(rpc.ReaderServicer):
             await abort(context, refused)
 
     async def Read(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[Sent]:
-        """Sends a published update, a whole fragment at its current version, or the fixed values."""
+        """Sends a published update, a whole fragment at its current version or the fixed values."""
         try:
             who = self._reader(context)
             shard = self._shard_of(request.run, request.generation)
@@ -206,7 +206,7 @@ class ReaderService(rpc.ReaderServicer):
     # ------------------------------------------------------------------------------ checks
 
     def _reader(self, context: Context) -> Caller:
-        """Returns the caller. Raises Refused unless it may read."""
+        """Returns the caller. Raises Refused unless the caller may read."""
         try:
             who = caller(context)
             reader_name(self._tokens, who, context.invocation_metadata() or ())

@@ -36,7 +36,7 @@ class RegistryService(shards_pb2_grpc.RegistryServicer):
         self._waits.end("the registrar is stopping: attach again")
 
     async def Attach(self, requests: AsyncIterator[sh.FromShard], context: Context) -> AsyncIterator[sh.FromRegistrar]:
-        """Sends a shard what it must know, and receives its summaries, until either side ends the call."""
+        """Sends a shard the registrar's decisions and receives its summaries until either side ends the call."""
         run, wait = self._run, self._waits.begin()
         shard: AttachedShard | None = None
         box = Outbox()
@@ -69,7 +69,7 @@ class RegistryService(shards_pb2_grpc.RegistryServicer):
             await discard_rest(requests)
 
     async def _receive(self, requests: AsyncIterator[sh.FromShard], shard: AttachedShard, box: Outbox) -> None:
-        """Applies a shard's messages until its stream ends, and then ends the call."""
+        """Applies a shard's messages until its stream ends, then ends the call."""
         try:
             async for message in requests:
                 if message.WhichOneof("what") == "event":

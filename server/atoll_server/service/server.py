@@ -1,4 +1,4 @@
-"""A core's process: gRPC server, health, reflection, metrics, signals and clean shutdown."""
+"""Runs a core's process: its gRPC server, health service, reflection, metrics, signals and clean shutdown."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
     """Runs a core until SIGTERM or SIGINT. given: run settings from the command line.
 
     announce: called with each address that the core serves. Raises SettingsError if the core cannot start with these
-    settings. Raises CoreFailed, or another error, if a running core fails.
+    settings. Raises CoreFailed or another error if a running core fails.
     """
     settings.check()
     check_role(settings.security.tls, Role.CORE)
@@ -92,20 +92,20 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
 
 @dataclass(frozen=True, slots=True)
 class _Restart:
-    """A shard must start again at these addresses, since the run was restored to a checkpoint."""
+    """Signals that a shard must start again at these addresses, since the run was restored to a checkpoint."""
 
     changed: GenerationChangedError
     addresses: tuple[str, ...]
 
 
 def _announced(_address: str) -> None:
-    """Does nothing: the first start has announced the address."""
+    """Does nothing, because the first start has already announced the address."""
 
 
 async def _serve(
     settings: CoreSettings, given: dict[str, Any], announce: Callable[[str], None], signalled: asyncio.Event
 ) -> _Restart | None:
-    """Runs a core until `signalled` is set, or until its shard must start again."""
+    """Runs a core until `signalled` is set or its shard must start again."""
     core = _core(settings, given)
     told = asyncio.Event()
     passing_on = asyncio.create_task(_pass_on(signalled, told))
@@ -168,7 +168,7 @@ async def _pass_on(signalled: asyncio.Event, told: asyncio.Event) -> None:
 
 
 def _core(settings: CoreSettings, given: dict[str, Any]) -> Core | ShardCore:
-    """Returns the core that these settings ask for. Raises SettingsError for run settings of a shard."""
+    """Returns the core that these settings describe. Raises SettingsError if run settings are given to a shard."""
     if settings.registrar is None:
         return Core(settings, given)
     given = {"preset": settings.preset} | given
@@ -182,7 +182,7 @@ def _services(
 ) -> tuple[list[Service], RunCheckpoints | None]:
     """Adds the core's services to its server.
 
-    Returns the services whose calls must be ended when the core stops. At the registrar, also returns the checkpoints.
+    Returns the services whose calls must be ended when the core stops and, at the registrar, the run's checkpoints.
     """
     outer, reader = OuterService(core), ReaderService(core, tokens)
     frame_messages.serve(outer, public.server)
@@ -262,7 +262,7 @@ def _vouched(core: CoreProcess, _: Caller, session: pb.Session) -> str | None:
 
 
 async def _unless(told: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Runs `work`, and cancels it if the process must stop first. Returns whether `work` finished."""
+    """Runs `work`. Cancels it if the process must stop first. Returns whether `work` finished."""
     working, asked = asyncio.create_task(work), asyncio.create_task(told.wait())
     await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
@@ -298,7 +298,7 @@ async def _serve_until(
 
 
 async def _patiently(bind: Callable[[], T], settings: CoreSettings, clock: Clock) -> T:
-    """Binds a port. A standby retries for PORT_S, since a process that ends may release its lock before its ports."""
+    """Binds a port. A standby retries for PORT_S seconds: a process that ends may release its lock before its ports."""
     deadline = clock.monotonic() + (PORT_S if settings.standby else 0.0)
     while True:
         try:

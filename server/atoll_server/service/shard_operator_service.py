@@ -26,14 +26,14 @@ from atoll_server.rpc.calls import Context, abort
 
 
 class ShardOperatorService(rpc.OperatorServicer):
-    """Answers the registrar. Refuses operators' calls, and names the registrar."""
+    """Answers the registrar. Refuses operators' calls with a message that names the registrar."""
 
     def __init__(self, core: ShardCore) -> None:
         self._core = core
 
     @contextlib.asynccontextmanager
     async def _answering(self, context: Context) -> AsyncIterator[None]:
-        """Context manager for a call of the registrar. Ends an operator's call, or a call whose body raises Refused."""
+        """Context manager for a call of the registrar. Ends calls of operators and calls whose body raises Refused."""
         try:
             who = caller(context)
             if who.role not in {None, Role.CORE} or not set(FOR_REGISTRAR) <= set(context.invocation_metadata() or ()):

@@ -1,8 +1,8 @@
-"""Keeps acknowledged contributions until they are merged or refused, and counts all contributions and their fates.
+"""Keeps acknowledged contributions until they are merged or refused. Counts all contributions and their fates.
 
-Each method is called after the change that it records is durable in the ledger. When a core starts, it calls the same
-methods for the sums in the ledger, and for newer contributions. The counts are therefore exact, no matter when the
-previous process died.
+Each method is called after the change that it records is durable in the ledger. A starting core calls the same methods
+for the sums in the ledger and for newer contributions. The counts are therefore exact, no matter when the previous
+process died.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Contributions:
     def __init__(
         self, number: int, fragments: Mapping[int, Fragment], parameters: int, registry: LearnerRegistry
     ) -> None:
-        """number: the shard's number, its key in accounts. parameters: number of the whole model's parameters.
+        """number: the shard's number, which is its key in accounts. parameters: number of the model's parameters.
 
-        fragments: the shard's fragments, which keep pending contributions.
+        fragments: the shard's fragments, which store the pending contributions.
         """
         self._fragments = fragments
         self._shard = number
@@ -53,7 +53,7 @@ class Contributions:
             entry.account.by_shard.pop(self._shard, None)
 
     def add(self, totals_row: TotalsRow) -> None:
-        """Counts the contributions that a row of the ledger sums up."""
+        """Counts the contributions that are summed in a row of the ledger."""
         account = self._registry.entries[totals_row.learner].account
         sums = account.at(self._shard)
         length = self._fragments[totals_row.fragment].place.length
@@ -98,7 +98,7 @@ class Contributions:
         self.pending_bytes[row.key.learner] += row.size_bytes
 
     def end(self, row: ContributionRow, fate: FateRow) -> None:
-        """Removes a contribution that was merged or refused, and counts its fate."""
+        """Removes a contribution that was merged or refused. Counts its fate."""
         held = self._fragments[row.key.fragment].held.pop(row.key, None)
         if held is not None:
             held.stored.close()
@@ -127,7 +127,7 @@ class Contributions:
         return {fragment: by_lease[lease] for fragment, by_lease in found if lease in by_lease}
 
     def forget_units(self, learner: str, incarnation: int, lease: int) -> None:
-        """Forgets the merged work on a lease's units, which are decided."""
+        """Forgets the merged work on a lease's units after these are decided."""
         for fragment in self._fragments:
             place = (learner, incarnation, fragment)
             if self._units.get(place, {}).pop(lease, None) is not None and not self._units[place]:

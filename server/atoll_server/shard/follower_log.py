@@ -18,7 +18,10 @@ BEAT_S = 1.0  # interval of empty notifications, which show that the core is ali
 
 
 class FollowerLog:
-    """The log for all Follow calls, each with its own position. Calls that are too far behind get the full state."""
+    """The log for all Follow calls, each of which has its own position.
+
+    A call that is too far behind gets the full state.
+    """
 
     def __init__(self, limit: int, current: Callable[[], pb.FullState]) -> None:
         self.number = 1 + secrets.randbits(62)  # random: a counter would repeat after a restore from a backup
@@ -69,7 +72,7 @@ class FollowerLog:
                 assert_never(entry)
 
     def _append(self, notification: pb.Notification) -> None:
-        """Assigns a position to a notification, and wakes every Follow call."""
+        """Assigns a position to a notification and wakes every Follow call."""
         self._sequence += 1
         notification.log, notification.sequence = self.number, self._sequence
         self._kept.append(notification)
@@ -88,7 +91,8 @@ class FollowerLog:
     async def follow(self, learner: str, log: int, sequence: int) -> AsyncGenerator[pb.Notification, None]:
         """Yields notifications after a position. Yields the full state first if the position is unknown or too old.
 
-        Between notifications, yields an empty one every BEAT_S seconds, so that learners notice if the core hangs.
+        Between notifications, yields an empty notification every BEAT_S seconds, so that learners notice if the core
+        hangs.
         """
         cursor = sequence if log == self.number and sequence <= self._sequence else -1
         while True:

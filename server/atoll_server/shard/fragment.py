@@ -28,7 +28,7 @@ class HeldContribution:
 class Fragment:
     """One fragment. The event loop owns all state. Worker threads change arrays of `state` only while `lock` is held.
 
-    place: the fragment's tensors and frames. state: the newest durable version. rounds: changed only by the syncer.
+    place: layout of the fragment. state: the newest durable version. rounds: the rounds, changed only by the syncer.
     """
 
     place: layout.FragmentLayout

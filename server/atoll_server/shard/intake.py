@@ -1,4 +1,4 @@
-"""Receives contributions. The methods follow a contribution's path: offer, write, judge, keep or refuse, receipt.
+"""Receives contributions. The methods follow the path of a contribution: offer, write, judge, keep or refuse, receipt.
 
 `uploads` contains the state of uploads, and `payload_writer` writes their files. This module has no state.
 """
@@ -55,7 +55,7 @@ class Intake:
     async def take(self, upload: Upload, frames: Sequence[pb.Frame | WireFrame], now: float) -> None:
         """Checks and writes the frames of one message. Raises Refused if a frame cannot be accepted.
 
-        The last frame completes the upload, and so does a frame with values that are not finite. A frame with a wrong
+        The last frame completes the upload, as does a frame with values that are not finite. A frame with a wrong
         checksum may be sent again. Any other invalid frame drops the upload.
         """
         if upload.state is UploadState.DROPPED:
@@ -71,7 +71,7 @@ class Intake:
             raise refused
 
     async def _write(self, upload: Upload, frames: Sequence[pb.Frame | WireFrame], now: float) -> Refused | None:
-        """Writes the frames. Returns the error for the stream that sent them, or None."""
+        """Writes the frames. Returns the error for the stream that sent the frames, or None."""
         shard, uploads = self._shard, self._shard.uploads
         try:
             new = await shard.work.on_frames(upload.part.write, frames)
@@ -95,7 +95,7 @@ class Intake:
     # ------------------------------------------------------------------------------ judged, then kept or refused
 
     async def _finish(self, upload: Upload) -> None:
-        """Judges a complete upload, makes the contribution or its refusal durable, and ends the upload."""
+        """Judges a complete upload, makes the contribution or its refusal durable and ends the upload."""
         shard = self._shard
         try:
             row, refusal = self._judge(upload)
@@ -107,7 +107,7 @@ class Intake:
         shard.uploads.finish(upload, receipt)
 
     def _judge(self, upload: Upload) -> tuple[ContributionRow, str]:
-        """Returns the upload's row for the ledger, and the reason for a refusal (empty if accepted)."""
+        """Returns the upload's row for the ledger and the reason for its refusal (empty if accepted)."""
         header, key, part = upload.header, upload.key, upload.part
         row = ContributionRow(
             key,
@@ -160,7 +160,7 @@ class Intake:
         return {name for name, observed in self._shard.syncer.liveness.items() if observed.expected(now)}
 
     async def _keep(self, row: ContributionRow, upload: Upload) -> pb.Receipt:
-        """Makes the payload durable, then its ledger row. Then passes the contribution to the syncer."""
+        """Makes the payload durable, then its ledger row, and then passes the contribution to the syncer."""
         shard, key, norms = self._shard, row.key, np.array(row.norms_sq, np.float64)
         stored: StoredPayload = await shard.work.on_frames(upload.part.finish, norms, row.scale)
         operation = partial(shard_ledger.add_contribution, generation=shard.context.generation, row=row)
@@ -190,6 +190,6 @@ class Intake:
     # ------------------------------------------------------------------------------ acknowledged
 
     async def receipt(self, upload: Upload) -> pb.Receipt:
-        """Waits until an upload has ended, and returns its receipt. Raises Refused if it has no receipt."""
+        """Waits until an upload has ended. Returns its receipt, or raises Refused if it has none."""
         await upload.ended.wait()
         return self._shard.uploads.receipt(upload)

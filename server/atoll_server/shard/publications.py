@@ -1,4 +1,4 @@
-"""Published updates in the form that learners receive, and a bounded cache of these updates."""
+"""Encodes published updates in the form that learners receive, and keeps them in a bounded cache."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Publication:
     """A published update, encoded once for all learners.
 
     messages: one encoded message per frame. sizes: payload bytes per frame. crc32c: checksum of the fragment's
-    published parameters after the update. receipts: for pending contributions that were merged or refused since the
-    previous update.
+    published parameters after the update. receipts: receipts for pending contributions that were merged or refused
+    since the previous update.
     """
 
     version: int
@@ -40,7 +40,7 @@ class Publication:
 
 
 class UpdateCache:
-    """A cache of published updates. Drops the oldest updates above a limit on bytes, or on versions per fragment."""
+    """A cache of published updates. Drops the oldest updates above a limit on bytes or on versions per fragment."""
 
     def __init__(self, limit_bytes: int, limit_versions: int) -> None:
         self.limit_bytes = limit_bytes

@@ -21,7 +21,7 @@ class Readers:
     """The current readers of one shard's fragments."""
 
     def __init__(self, work: Work) -> None:
-        """work: the shard's tasks. After a failed task, fragments may be half-changed and must not be read."""
+        """work: the shard's tasks. After a task has failed, fragments may be partly changed and must not be read."""
         self._work = work
         self._versions = ReaderLimits()  # identifies each version by the id of its theta_pub array
         # Readers that are not learners have separate limits, so that they cannot end a learner's read.
@@ -40,7 +40,10 @@ class Readers:
 
     @contextlib.asynccontextmanager
     async def newest_for_readers(self, fragment: Fragment) -> AsyncIterator[FragmentState]:
-        """As `newest`, for a reader that is not a learner. All these readers share one limit on old versions."""
+        """Does the same as `newest` for a reader that is not a learner.
+
+        All such readers share one limit on old versions.
+        """
         async with self._read(fragment, self._followed, object()) as state:
             yield state
 

@@ -1,7 +1,7 @@
 """Carries out the syncer's decisions with the ledger, the spool, merges and publications.
 
-One event loop owns all state. Disk access and numerics run in worker threads on values that no other code writes, and
-their results come back as events. Every effect is durable before it is visible.
+One event loop owns all state. Disk access and numerics run in worker threads on values that no other code writes. Their
+results return as events. Every effect is durable before it is visible.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ UPDATES_KEPT = 0.4  # minimum cache size in bytes per parameter, which fits near
 
 
 class Shard:
-    """A shard with the fragments whose states are in `restored`. Timers and calls to the core drive the shard."""
+    """A shard with the fragments whose states are in `restored`. It is driven by timers and by calls to the core."""
 
     def __init__(self, context: ShardContext, restored: Restored, view: RunView, *, damaged: bool) -> None:
         """view: the registrar's newest view. damaged: whether a damaged snapshot was found and dropped."""
@@ -95,7 +95,7 @@ class Shard:
         self.dispatch(ev.Ticked())
 
     async def stop(self) -> None:
-        """Stops opening rounds, and waits for running merges."""
+        """Stops opening rounds and waits for running merges."""
         self._stopping = True
         if self._wake is not None:
             self._wake.cancel()
@@ -104,7 +104,7 @@ class Shard:
     # ------------------------------------------------------------------------------ events in, effects out
 
     def dispatch(self, event: ev.SyncerEvent) -> None:
-        """Passes an event to the syncer, and carries out the effects in order."""
+        """Passes an event to the syncer and carries out the effects in order."""
         if self._stopping and not isinstance(event, ev.Merged):
             return
         now = self.context.clock.monotonic()
@@ -147,7 +147,7 @@ class Shard:
         self.spool.room_bytes = max(0, free_bytes - kept - self.uploads.unwritten_bytes())
 
     def _decide(self, fate: FateRow) -> pb.Receipt:
-        """Applies a durable fate to the state in memory, and returns the receipt for the learner."""
+        """Applies a durable fate to the state in memory and returns the receipt for the learner."""
         self.contributions.end(self.held(fate.key).row, fate)
         receipt = receipt_of(fate)
         self.uploads.decide(receipt)
@@ -286,7 +286,7 @@ class Shard:
         return Pacing.of(counts, self.context.number, rounds_in_flight(self.context.run, len(self.layout.fragments)))
 
     def _place(self, view: RunView) -> None:
-        """Sets the position in the run's cycle, if the view has a position."""
+        """Sets the position in the run's cycle if the view contains a position."""
         if view.slot_s:
             self.syncer.position = Position(view.slot, self.context.clock.monotonic(), view.slot_s)
 
@@ -297,14 +297,15 @@ class Shard:
         self.dispatch(ev.Joined(learner, incarnation))
 
     def evicted(self, learner: str, incarnation: int, reason: str) -> None:
-        """Drops an evicted learner's unfinished uploads, and refuses its pending contributions."""
+        """Drops an evicted learner's unfinished uploads and refuses its pending contributions."""
         self.uploads.fence(learner, incarnation + 1)
         self.dispatch(ev.Left(learner, reason))
 
     def sent(self, entry: RegistryEntry, size_bytes: int, parameters: int, *, whole: bool) -> None:
         """Counts payloads sent to a learner.
 
-        parameters: number of parameters in the payloads. whole: whether the payloads are whole fragments, not updates.
+        parameters: number of parameters in the payloads. whole: whether the payloads are whole fragments rather than
+        updates.
         """
         self.context.metrics.moved(entry.region, "down", Codec.FLOAT32 if whole else self.context.run.codec, size_bytes)
         entry.unsaved = True

@@ -1,4 +1,4 @@
-"""Takes snapshots, and deletes payloads that two snapshots cover."""
+"""Takes snapshots and deletes payloads that two snapshots cover."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ REST = 10.0  # shortest time between early snapshots, as a multiple of the last 
 
 
 class Snapshotter:
-    """One shard's snapshots. rows: snapshots on disk, oldest first.
+    """One shard's snapshots. rows: snapshots on the disk, oldest first.
 
-    undone: snapshots of work that `checkpoint restore` discarded. They stay until this generation has two snapshots.
-    kept: snapshots that stay because a checkpoint of several shards names them.
+    undone: snapshots of work that `checkpoint restore` discarded; they are kept until this generation has two
+    snapshots. kept: snapshots that must not be deleted because a checkpoint of several shards names them.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Snapshotter:
         return sorted([*self.rows, *self.undone], key=lambda row: row.id)
 
     async def keep(self, snapshots: Collection[int], through: int) -> None:
-        """Durably marks these snapshots, and those already marked above `through`, as snapshots that must stay."""
+        """Durably marks these snapshots and those already marked above `through` as snapshots that must be kept."""
         kept = self.kept.told(frozenset(snapshots), through)
         if kept != self.kept:
             self.kept = kept
@@ -209,9 +209,9 @@ class Snapshotter:
     def _covered(
         self, db: sqlite3.Connection, bounds: dict[int, tuple[int, int]]
     ) -> list[tuple[int, ContributionKey, int]]:
-        """Returns (generation, key, bytes) of each payload that two snapshots cover now, but did not cover before.
+        """Returns (generation, key, bytes) for each payload that two snapshots cover now but did not cover before.
 
-        bounds: by fragment, (after, to) for the newly covered versions, which are above `after` and at most `to`.
+        bounds: pair (after, to) for each fragment; the newly covered versions are above `after` and at most `to`.
         """
         return [
             (generation, row.key, row.size_bytes)

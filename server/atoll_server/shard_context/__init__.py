@@ -1,6 +1,6 @@
-"""What a shard gets from its process: dependencies, threads and tasks, and the registrar's view of the run.
+"""The objects that a shard receives from its process: dependencies, threads, tasks and the registrar's view of the run.
 
-`context` contains a shard's dependencies, `work` owns its threads and tasks, and `run_view` is the view.
+`context` contains a shard's dependencies, `work` owns its threads and tasks, and `run_view` defines the view.
 
 May import: learners, ledger, settings, storage, telemetry.
 """

@@ -1,4 +1,4 @@
-"""What a shard needs from its core, such as the settings, clock, ledger writer and journal."""
+"""The dependencies of a shard, such as the settings, the clock, the ledger writer and the journal."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ShardContext:
     """A shard's dependencies.
 
     number: the shard's position in `JoinReply.shards`. shards: number of shards that hold fragments. clock: the run's
-    clock. fail: function that ends the process with an error. datasets: returns the accounts of the run's datasets for
-    a snapshot (`data_ledger.as_data`).
+    clock. fail: function that ends the process with an error. datasets: function that returns the accounts of the run's
+    datasets for a snapshot (`data_ledger.as_data`).
     """
 
     settings: CoreSettings

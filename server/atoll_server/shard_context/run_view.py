@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class RunView:
     """The view of the run that the registrar sends to each shard after a change. A shard keeps the newest view.
 
-    epoch: the registrar's epoch. sequence: increases with each view in an epoch. run_tokens: tokens trained by all
-    learners so far, without voided_tokens. voided_tokens: tokens that operators voided or restores discarded.
+    epoch: the registrar's epoch. sequence: number that increases with each view in an epoch. run_tokens: tokens trained
+    by all learners so far, excluding voided_tokens. voided_tokens: tokens that operators voided or restores discarded.
     paused: the operator and the reason; empty while the run is not paused. slot: position in the run's cycle of slots
     when the view was made. slot_s: seconds per slot; 0 if no learner trains, or the run has one shard.
     """

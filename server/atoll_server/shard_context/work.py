@@ -17,7 +17,7 @@ MERGE_THREADS = 2
 class Work:
     """One shard's threads and tasks, from `start` to `stop`.
 
-    failed: whether a task failed. The state may then be half-changed, so the shard writes no more data.
+    failed: whether a task failed. The state may then be partly changed, so the shard writes no more data.
     """
 
     def __init__(self, fail: Callable[[BaseException], None]) -> None:
@@ -25,7 +25,7 @@ class Work:
         self._fail = fail
         self.failed = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._frames: ThreadPoolExecutor  # both are set by `start`
+        self._frames: ThreadPoolExecutor  # set by `start`, as is the next attribute
         self._merges: ThreadPoolExecutor
 
     def start(self) -> None:
@@ -33,7 +33,7 @@ class Work:
         self._merges = ThreadPoolExecutor(MERGE_THREADS, thread_name_prefix="merge")
 
     async def stop(self) -> None:
-        """Waits for all tasks and the tasks that they spawn, and ends the threads."""
+        """Waits for all tasks and the tasks that they spawn, then ends the threads."""
         while self._tasks:
             await asyncio.gather(*self._tasks)
         self._frames.shutdown()

@@ -1,4 +1,4 @@
-"""Named points between durable steps, at which a test may kill the process. They do nothing in production."""
+"""Named points between durable steps at which a test may kill the process. They have no effect in production."""
 
 from __future__ import annotations
 
@@ -78,7 +78,10 @@ def point(name: str) -> None:
 
 
 def watch(reached: Callable[[str], None] | None) -> None:
-    """Sets a watcher, which is called with the name of each point that the process reaches. None removes it."""
+    """Sets a watcher, which is called with the name of each point that the process reaches.
+
+    None removes the watcher.
+    """
     global _reached  # noqa: PLW0603 - one process, one watcher
     _reached = reached
 

@@ -1,7 +1,7 @@
 """The core's access to the machine's disk. The docstrings state when written data is durable.
 
-A core stores its run through a `Disk`. Tests replace it with a disk that loses unsynced data, tears writes, fills up
-or fails.
+A core stores its run through a `Disk`. Tests replace the `Disk` with one that loses unsynced data, tears writes, fills
+up or fails.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ReadableFile(Protocol):
     size: int
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Returns `length` bytes from `offset`, or fewer at the end of the file."""
+        """Returns `length` bytes starting at `offset`, or fewer at the end of the file."""
 
     def close(self) -> None:
         """Closes the file. Repeated calls are allowed."""
@@ -52,7 +52,7 @@ class Disk:
     """The machine's disk. Methods may be called from any thread."""
 
     def make_directory(self, path: Path) -> None:
-        """Makes a directory and its missing parents, which are durable after `sync_directory` of their parents."""
+        """Creates a directory and its missing parents. They are durable after `sync_directory` of their parents."""
         path.mkdir(parents=True, exist_ok=True)
 
     def lock(self, path: Path) -> Callable[[], None]:
@@ -70,7 +70,7 @@ class Disk:
         return locked(os.open(path, os.O_RDONLY), shared=True).release
 
     def create(self, path: Path) -> WritableFile:
-        """Creates an empty file, or replaces an existing file."""
+        """Creates an empty file. Replaces an existing file."""
         return _Written(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o640))
 
     def open(self, path: Path) -> ReadableFile:
@@ -82,11 +82,14 @@ class Disk:
         return np.memmap(path, dtype=np.uint8, mode="r")
 
     def rename(self, old: Path, new: Path) -> None:
-        """Renames a file atomically, and replaces an existing file."""
+        """Renames a file atomically. Replaces an existing file."""
         old.rename(new)
 
     def copy(self, old: Path, new: Path, *, link: bool) -> None:
-        """Copies a file, whose data is then durable. link: whether the files may share data that never changes."""
+        """Copies a file and makes the copy durable.
+
+        link: whether the files may share their data because it never changes.
+        """
         try:
             if link:
                 new.hardlink_to(old)
@@ -121,7 +124,7 @@ class Disk:
         sync_folder(path)
 
     def forget(self, path: Path) -> None:
-        """Drops a durable file's data from memory, so that the next read shows what the disk has."""
+        """Drops a durable file's data from memory, so that the next read returns the data on the disk."""
         if not hasattr(os, "posix_fadvise"):
             return  # macOS
         descriptor = os.open(path, os.O_RDONLY)

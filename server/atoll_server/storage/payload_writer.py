@@ -1,8 +1,8 @@
-"""Writes one contribution's payload to a file during its upload. Frames are checked, and written as they arrive.
+"""Writes one contribution's payload to a file during its upload. Frames are checked and written as they arrive.
 
 An unfinished file's name ends in `.part`. A complete file is fsynced and renamed to `.frames`, and its directory is
-fsynced. The file consists of records: index, length, CRC-32C, payload. An interrupted upload can continue with the
-missing frames, and repeated frames have no effect.
+fsynced. The file consists of records, each with an index, a length, a CRC-32C checksum and a payload. An interrupted
+upload can continue with the missing frames. Repeated frames have no effect.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class PayloadWriter:
     fragment: FragmentLayout
     codec: Codec
     size_bytes: int  # declared total size of the payloads
-    digest: bytes  # declared digest, see `frame_codec.frames_digest`
+    digest: bytes  # declared digest (see `frame_codec.frames_digest`)
     final: Path  # path of the complete file
     kept: ContentCache
     disk: Disk = DISK
     received: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # by frame: offset, length, crc32c
     squares: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # by frame: each segment's sum of squares
-    received_bytes: int = 0  # payload bytes
+    received_bytes: int = 0  # payload bytes received so far
     path: Path = field(init=False)  # path of the unfinished file; unique, since an upload with this key may restart
     _contents: dict[int, Content] = field(default_factory=dict)  # by frame, for the frames whose contents fit in memory
     _written_bytes: int = 0
@@ -66,7 +66,7 @@ class PayloadWriter:
 
     @property
     def frames(self) -> int:
-        """Number of frames in a complete contribution to this fragment."""
+        """The number of frames in a complete contribution to this fragment."""
         return len(self.fragment.frames)
 
     def write(self, frames: Sequence[pb.Frame | WireFrame]) -> bool:
@@ -130,7 +130,7 @@ class PayloadWriter:
     def finish(self, norms_sq: NDArray[np.float64], scale: float) -> StoredPayload:
         """Makes the file durable under its final name. Runs in a worker thread.
 
-        norms_sq: float64, the squared norm of each piece. scale: the factor that clips the contribution, 0 to 1.
+        norms_sq: squared norm of each piece, float64 (pieces,). scale: factor that clips the contribution, from 0 to 1.
         """
         with self._lock:
             assert self._file is not None, "a contribution has at least one frame"

@@ -1,4 +1,4 @@
-"""Manages the payload files of acknowledged contributions, and the disk space for them.
+"""Manages the payload files of acknowledged contributions and the disk space for them.
 
 A file's path consists of the generation and the contribution's key. `payload_writer` writes the files.
 """
@@ -58,12 +58,12 @@ class ContentCache:
 
 @dataclass(slots=True)
 class StoredPayload:
-    """A complete contribution on disk, which a merge reads. contents: decompressed frames that are in memory."""
+    """A complete contribution on the disk, which a merge reads. contents: decompressed frames that are in memory."""
 
     learner: str
     codec: Codec
     norms_sq: NDArray[np.float64]
-    scale: float  # factor that clips the contribution, 0 to 1
+    scale: float  # factor that clips the contribution, from 0 to 1
     path: Path
     places: dict[int, tuple[int, int, int]]  # by frame: offset, length, crc32c
     disk: Disk
@@ -103,7 +103,7 @@ class StoredPayload:
     def check(self, frames: int, digest: bytes) -> None:
         """Reads all frames, then closes the file. frames: number of frames. digest: the declared digest.
 
-        Raises SpoolError if a frame is missing or damaged, or the file belongs to another contribution.
+        Raises SpoolError if a frame is missing or damaged or the file belongs to another contribution.
         """
         with closing(self):
             for frame in range(frames):
@@ -120,17 +120,17 @@ class StoredPayload:
 
 
 class Spool:
-    """The directory of payload files, and the space left in it."""
+    """The directory of payload files and the space left in it."""
 
     def __init__(self, directory: Path, limit_bytes: int, kept_bytes: int, disk: Disk = DISK) -> None:
-        """limit_bytes: limit on payloads on disk. kept_bytes: limit on decompressed contents in memory."""
+        """limit_bytes: limit on the payloads on the disk. kept_bytes: limit on the decompressed contents in memory."""
         self.directory = directory
         self.disk = disk
         self.limit_bytes = limit_bytes
         self.kept = ContentCache(kept_bytes)
         self.used_bytes = 0
         self.room_bytes: int | None = None  # disk space that payloads may still use; None until measured
-        self._room = threading.Lock()  # the event loop reserves space, while worker threads release space
+        self._room = threading.Lock()  # needed since the event loop reserves space and worker threads release it
 
     def reserve(self, size_bytes: int) -> None:
         """Reserves space for a contribution before its first frame. Raises SpoolFull if there is no space."""
@@ -198,12 +198,18 @@ class Spool:
         return [path for path in self.disk.files(self.directory) if not path.is_relative_to(newest)]
 
     def delete_older(self, generation: int) -> None:
-        """Removes the files that `older` returns. They do not count against the limit, so `used_bytes` stays."""
+        """Removes the files that `older` returns.
+
+        They do not count against the limit, so `used_bytes` does not change.
+        """
         for path in self.older(generation):
             self.disk.remove(path)
 
     def sweep(self, needed: Container[Path]) -> int:
-        """Deletes every file that is not in `needed`. Runs when a core starts. Returns the number of deleted files."""
+        """Deletes every file that is not in `needed`.
+
+        Called when a core starts. Returns the number of deleted files.
+        """
         superfluous = [path for path in self.disk.files(self.directory) if path not in needed]
         for path in superfluous:
             self.disk.remove(path)

@@ -1,7 +1,7 @@
-"""PURE: the entries of a run's journal, a closed set of plain values.
+"""PURE: the entries of a run's journal, which are a closed set of plain values.
 
-The code that causes a change records one entry. A change that must be durable is durable before its entry is recorded.
-An entry's time is an argument of `Journal.record`. Subscribers handle every kind in a `match` statement.
+The code that causes a change records one entry. A change that must be durable is made durable before its entry is
+recorded. An entry's time is an argument of `Journal.record`. Subscribers handle every kind in a `match` statement.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ class Started(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class Restored(OfTheRun):
-    """A core serves a new generation for the first time. backup: time of the restored backup; empty: a checkpoint."""
+    """A core serves a new generation for the first time.
+
+    backup: time of the restored backup; empty for a checkpoint.
+    """
 
     checkpoint: int
     generation: int
@@ -69,7 +72,7 @@ class InitialParametersRefused(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class PauseChanged(OfTheRun):
-    """An operator paused the run, or resumed it. The reason is empty if the run was resumed."""
+    """An operator paused or resumed the run. The reason is empty if the run was resumed."""
 
     reason: str
 
@@ -79,7 +82,7 @@ class SnapshotTaken(OfTheRun):
     """A snapshot, or a checkpoint of several shards, is durable.
 
     merges: number of merges of its fragments since the run began. part: whether it is a snapshot of one of several
-    shards, and thus not a checkpoint.
+    shards and thus not a checkpoint.
     """
 
     number: int
@@ -97,7 +100,7 @@ class SnapshotFailed(OfTheRun):
 
 @dataclass(frozen=True, slots=True)
 class Trouble(OfTheRun):
-    """A problem that an operator should fix. about: identifies the problem, since figures in the text may change."""
+    """A problem that an operator should fix. about: identifier of the problem, since figures in the text may change."""
 
     about: str
     text: str
@@ -113,7 +116,7 @@ class OfLearners:
 
 
 class Arrival(Enum):
-    """Whether a joined process is the first with its name, a new process, or a process that joins again.
+    """Whether a joined process is the first with its name, a new process or a process that joins again.
 
     The value is text for people.
     """
@@ -179,7 +182,7 @@ class OfFronts:
 
 @dataclass(frozen=True, slots=True)
 class FrontConnected(OfFronts):
-    """A front announced itself. silent_s: seconds of silence that this ended; 0: the front is new."""
+    """A front announced itself. silent_s: seconds of the silence that has ended; 0 if the front is new."""
 
     front: str
     region: str
@@ -241,7 +244,7 @@ class OperatorRefused(OfCallers):
 
 @dataclass(frozen=True, slots=True)
 class OperatorActed(OfCallers):
-    """An operator's action has ended. operator: name; empty if operators have no tokens.
+    """An operator's action has ended. operator: name of the operator; empty if operators have no tokens.
 
     what: the action's arguments. status, detail: the error of a failed action; empty if the action succeeded.
     """
@@ -298,7 +301,7 @@ class Clamped(OfContributions):
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged(OfContributions):
-    """A contribution is durable, and waits for its merge. cycle: the cycle that the contribution answers."""
+    """A contribution is durable and waits for its merge. cycle: cycle of the round that the contribution answers."""
 
     key: ContributionKey
     cycle: int
@@ -306,7 +309,7 @@ class Acknowledged(OfContributions):
 
 @dataclass(frozen=True, slots=True)
 class ArrivalRefused(OfContributions):
-    """A complete contribution was refused immediately. The refusal is durable, and the streams get the receipt."""
+    """A complete contribution was refused immediately. The refusal is durable. The streams get the receipt."""
 
     fate: FateRow
     cycle: int

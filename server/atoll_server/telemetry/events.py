@@ -66,7 +66,7 @@ class EventLog:
         self._refused_at = -REFUSED_EVERY_S
 
     def after(self, log: int, number: int) -> list[Event]:
-        """Returns the events after a caller's position, or all events if the position is from another process."""
+        """Returns the events after a caller's position, or all events if the position came from another process."""
         known = number if log == self.log else 0
         return [event for event in self._events if event.number > known]
 
@@ -123,7 +123,7 @@ class EventLog:
                 assert_never(entry)
 
     def add(self, event: pb.Event, where: str) -> None:
-        """Adds an event of another process, or ignores an event of unknown kind. where: the process's name."""
+        """Adds an event of another process. Ignores an event of an unknown kind. where: the process's name."""
         if event.kind in set(Kind):
             self._number += 1
             text = f"{where}: {event.text}"[:LONGEST_TEXT]

@@ -1,8 +1,8 @@
 """A core's journal: each entry is recorded once and passed to all subscribers.
 
-Subscribers are called immediately, in the order of subscription. Some only show entries: metrics, timeline, events,
-logs and the audit log. An error in one of these is logged and counted, and training continues. Learners rely on the
-follower log, so its errors are raised in the code that recorded the entry.
+Subscribers are called immediately, in the order of subscription. The metrics, the timeline, the events, the logs and
+the audit log only show entries. An error in one of these is logged and counted, and training continues. Learners rely
+on the follower log, so its errors are raised in the code that recorded the entry.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Journal:
         self._subscribers: list[tuple[Subscriber, bool]] = []
 
     def subscribe(self, subscriber: Subscriber, *, only_shows: bool) -> None:
-        """Calls `subscriber` for every later entry. only_shows: whether its errors are logged, not raised."""
+        """Calls `subscriber` for every later entry. only_shows: whether its errors are logged instead of raised."""
         self._subscribers.append((subscriber, only_shows))
 
     def record(self, entry: Entry, now: float) -> None:

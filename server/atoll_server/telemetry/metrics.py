@@ -1,6 +1,6 @@
 """A core's Prometheus metrics. Their names contain units, and the number of series is bounded.
 
-The event loop updates counters and histograms from the journal, and samples all other values once per second (see
+The event loop updates counters and histograms from the journal and samples all other values once per second (see
 gauges.py). The thread that serves Prometheus converts these samples to series, so that the event loop stays responsive
 with many learners.
 """
@@ -110,7 +110,7 @@ SAMPLED: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], tuple[s
     ("atoll_wan_budget_bytes", GaugeMetricFamily, (), "WAN budget in bytes per month; absent without a budget"),
 )
 ACCEPTED, CLAMPED = "accepted", "clamped"  # counted in addition to fates
-OTHERS = "others"  # sum over regions without learners, once there are too many regions
+OTHERS = "others"  # label for the sum over regions without learners, once there are too many regions
 READ_KINDS = ("update", "whole", "fixed")
 SAMPLED_NAMES = frozenset(name for name, *_ in SAMPLED)
 

@@ -1,6 +1,6 @@
-"""Keeps the newest rounds for people, and measures the durations of their phases for Prometheus.
+"""Keeps the newest rounds for people and measures the durations of their phases for Prometheus.
 
-The timeline is a subscriber of the journal, and does not influence rounds. Times are monotonic seconds.
+The timeline subscribes to the journal and does not influence rounds. Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Round:
         return self.lapsed or self.published_at is not None
 
     def answer(self, learner: str) -> Answer:
-        """Returns a learner's answer, after adding an empty one if there is none."""
+        """Returns a learner's answer. Adds an empty answer first if there is none."""
         return self.answers.setdefault(learner, Answer())
 
 
 class Timeline:
-    """Keeps rounds by (fragment, cycle), and by (fragment, version) of their merges."""
+    """The kept rounds, keyed by (fragment, cycle) and by the (fragment, version) of their merges."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

@@ -9,7 +9,7 @@ from atoll_wire.layout.layout import FragmentLayout
 
 from atoll_server.access.refusals import Refused, Status
 
-MAX_TOKENS, MAX_STEPS = 1 << 50, 1 << 40  # limits of one contribution; larger numbers would make weights meaningless
+MAX_TOKENS, MAX_STEPS = 1 << 50, 1 << 40  # limits for one contribution; larger numbers would make weights meaningless
 MAX_NUMBER = 1 << 62  # limit on seq and on ordinals of units, below the largest integer that the ledger can store
 MAX_RANGES = 64  # limit on the unit ranges of one contribution, one per lease
 
@@ -50,7 +50,7 @@ def _is_range(units: pb.UnitRange) -> bool:
 def check_age(header: pb.PushHeader, version: int, staleness: float, max_staleness: int) -> None:
     """Raises Refused if the base version does not exist or is too old.
 
-    version: the fragment's current version. staleness, max_staleness: outer steps.
+    version: the fragment's current version. staleness, max_staleness: numbers of outer steps.
     """
     if header.base_version > version:
         raise Refused(

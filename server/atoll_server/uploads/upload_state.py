@@ -1,4 +1,4 @@
-"""PURE: an upload's states, and the table of their transitions.
+"""PURE: the states of an upload and the table of their transitions.
 
     growing --> whole --> durable
        |          |
@@ -6,7 +6,7 @@
 
 - growing: frames arrive over any number of streams. The upload may be dropped, since it is not acknowledged.
 - whole: all frames have arrived, or one has values that are not finite. Later frames are ignored. The upload is judged,
-  then kept or refused, even if a newer process of its learner joins or its streams break.
+  then kept or refused, even if a newer process of its learner joins or its streams are interrupted.
 - durable: the row is committed, and the streams get the receipt. The upload is now a contribution.
 - dropped: the file is deleted, and its space in the spool is free. The streams get the reason: as a receipt if the
   refusal is in the ledger, otherwise as an error.

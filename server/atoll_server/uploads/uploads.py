@@ -1,4 +1,4 @@
-"""Keeps a shard's unfinished uploads, and the newest receipt of each learner for each fragment.
+"""Keeps a shard's unfinished uploads and the newest receipt of each learner for each fragment.
 
 One contribution's frames may arrive over several streams at a time, which share one `Upload`. Only the event loop uses
 this module.
@@ -72,7 +72,7 @@ class Upload:
         self.state = after(self.state, saw)
 
     def stop(self, error: Refused) -> None:
-        """Ends the streams with an error after the core failed. The upload keeps its state, and has no receipt."""
+        """Ends the streams with an error after the core has failed. The upload keeps its state and gets no receipt."""
         self.error = error
         self.ended.set()
 
@@ -145,7 +145,7 @@ class Uploads:
     def _known(self, header: pb.PushHeader, key: ContributionKey, now: float) -> Upload | pb.Receipt | None:
         """Returns the upload or receipt of a known key, or None for a new key.
 
-        Raises Refused if the key belongs to a different contribution, or the learner has a newer contribution.
+        Raises Refused if the key belongs to a different contribution or the learner has a newer contribution.
         """
         upload = self._underway.get(key)
         if upload is not None:
@@ -165,7 +165,7 @@ class Uploads:
         return newest.receipt
 
     def _check_turn(self, key: ContributionKey, cycle: int) -> None:
-        """Raises Refused if the learner's previous contribution is still pending, or was refused in this round."""
+        """Raises Refused if the learner's previous contribution is still pending or was refused in this round."""
         waits_for = [
             upload.key.seq
             for upload in self._underway.values()
@@ -230,9 +230,9 @@ class Uploads:
         return error
 
     def finish(self, upload: Upload, receipt: pb.Receipt) -> None:
-        """Ends a whole upload, whose streams get the receipt.
+        """Ends a whole upload. Its streams get the receipt.
 
-        Called after the upload's row is committed, and before its contribution can be merged.
+        Called after the upload's row is committed and before its contribution can be merged.
         """
         self.note(upload.part.digest, receipt)
         if receipt.fate == pb.FATE_REFUSED:
@@ -278,7 +278,7 @@ class Uploads:
     def receipt(self, upload: Upload) -> pb.Receipt:
         """Returns an ended upload's current receipt, which may no longer be pending.
 
-        Raises Refused if the upload was dropped, or if the learner has a newer contribution to the fragment.
+        Raises Refused if the upload was dropped or the learner has a newer contribution to the fragment.
         """
         key = upload.key
         newest = self.newest_receipt(key.learner, key.incarnation, key.fragment)

@@ -1,4 +1,4 @@
-"""Maintains a front's connections to the core's addresses, and records what the front knows about each shard."""
+"""Maintains a front's connections to the core's addresses and records what the front knows about each shard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atoll_server.upstream.known_sessions import KnownSessions
 log = structlog.get_logger()
 
 WATCH_S = 0.5
-AGAIN_S = 5.0  # seconds after a dial, and after the first answer, in which a failure causes no other dial
+AGAIN_S = 5.0  # seconds after a dial and after its first answer in which a failure causes no further dial
 
 Dial: TypeAlias = Callable[[str, TransportSecurity, Clock], Link]
 FragmentKey: TypeAlias = tuple[str, int, int]  # run, generation, fragment
@@ -40,7 +40,10 @@ class CoreConnection:
         self._kept_since, self._has_answered = self.clock.monotonic(), False
 
     async def look(self) -> None:
-        """Dials again if the certificates have changed, and closes idle connections. Call it every WATCH_S seconds."""
+        """Dials again if the certificates have changed.
+
+        Closes idle connections. Must be called every WATCH_S seconds.
+        """
         if self.link.stale:
             self._again("the certificates have changed")
         await self.link.rest()
@@ -54,15 +57,15 @@ class CoreConnection:
     def suspect(self, link: Link) -> None:
         """Dials again after a call over this link lost its connection, since the link's other connections may be dead.
 
-        Does nothing within AGAIN_S seconds after the dial or the first answer. Connection attempts from before the
-        core's start may still fail in this time, but gRPC repeats them. A delayed dial could close connections that
+        Does nothing within AGAIN_S seconds after the dial or the first answer. Connection attempts that began before
+        the core's start may still fail in this time, but gRPC repeats them. A delayed dial could close connections that
         have recovered since the failure, so this method decides immediately.
         """
         if link is self.link and self.clock.monotonic() - self._kept_since > AGAIN_S:
             self._again("the core did not answer")
 
     async def tls_fault(self) -> str:
-        """Returns why TLS prevents connections to the core, with the fix; empty if TLS is not the cause.
+        """Returns the reason why TLS prevents connections to the core, with the fix; empty if TLS is not the cause.
 
         Logs each new fault once. Calls within AGAIN_S seconds share the result.
         """
@@ -92,11 +95,12 @@ class CoreConnection:
 
 
 class UpstreamShard:
-    """What a front knows about one shard. Several shards may have the same address.
+    """A front's knowledge of one shard. Several shards may have the same address.
 
     fragments: the shard's fragments; None for all fragments. up: whether the shard answered its last call.
-    sessions: sessions that the shard accepted recently. counts: number of frames per fragment. newest: newest known
-    version per fragment. whole: version and checksum of the newest whole fragment that the shard sent, per fragment.
+    sessions: sessions that the shard accepted recently. counts: number of frames of each fragment. newest: newest known
+    version of each fragment. whole: for each fragment, version and checksum of the newest whole fragment that the shard
+    sent.
     """
 
     def __init__(self, core_connection: CoreConnection, fragments: frozenset[int] | None) -> None:
@@ -115,9 +119,9 @@ class UpstreamShard:
         return self.core_connection.link
 
     def told(self, log: int, run: str, generation: int, versions: Iterable[tuple[int, int]]) -> bool:
-        """Records a shard's message. log: see Notification in outer.proto. versions: pairs of fragment and version.
+        """Records a shard's message. log: as in Notification (outer.proto). versions: pairs of fragment and version.
 
-        Returns False if the log has changed. The caller must then drop all cached items, which may have versions
+        Returns False if the log has changed. The caller must then drop all cached items, since they may have versions
         that do not exist in the new log.
         """
         same = log == self._log

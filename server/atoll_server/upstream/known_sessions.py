@@ -25,7 +25,7 @@ class KnownSessions:
             self._answered_at.popitem(last=False)
 
     def refused(self, session: pb.Session) -> None:
-        """Removes a session that the shard refused, or whose state is unknown."""
+        """Removes a session that the shard refused or whose state is unknown."""
         self._answered_at.pop(_key(session), None)
 
     def clear(self) -> None:

@@ -19,7 +19,7 @@ class Routes:
     """The run's shards that a front knows, and the connections to them.
 
     core: the connections for Join, Initialise, Describe and operators' calls. default: the shard for all fragments
-    until a reply of the core lists the shards. nonce: identifies this front's process to the core.
+    until a reply of the core lists the shards. nonce: number that identifies this front's process to the core.
     """
 
     def __init__(
@@ -52,9 +52,8 @@ class Routes:
     async def placed(self, reply: pb.JoinReply | pb.DescribeReply) -> None:
         """Stores the shards that the core's reply lists.
 
-        reply: changed in place. Removes the shards' addresses from the reply, since callers reach shards through this
-        front.
-        Raises Refused for an address that this front must not call.
+        reply: reply of the core, which is changed in place. The method removes the shards' addresses from it, since
+        callers reach shards through this front. Raises Refused for an address that this front must not call.
         """
         known = {(shard.core_connection, shard.fragments): shard for shard in self._shards}
         upstreams = {core_connection.address: core_connection for core_connection in self._upstreams()}
@@ -86,7 +85,7 @@ class Routes:
     def owner(self, session: pb.Session | pb.ReadRequest, fragment: int) -> UpstreamShard:
         """Returns the shard with this fragment.
 
-        Returns the default shard for an unknown fragment, or for another run or generation.
+        Returns the default shard for an unknown fragment and for another run or generation.
         """
         mine = (session.run, session.generation) == self._run
         return self._owners.get(fragment, self.default) if mine else self.default
@@ -99,7 +98,7 @@ class Routes:
     def numbered(self, session: pb.Session | pb.DescribeReply, number: int) -> UpstreamShard:
         """Returns the shard with this number.
 
-        Returns the default shard for an unknown number, or for another run or generation.
+        Returns the default shard for an unknown number and for another run or generation.
         """
         mine = (session.run, session.generation) == self._run and number < len(self._shards)
         return self._shards[number] if mine else self.default
