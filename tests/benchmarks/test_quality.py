@@ -50,6 +50,7 @@ def test_a_run_learns_and_is_repeatable(base, corpus):
     assert base["bits_up"] < 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

@@ -43,6 +43,7 @@ def test_the_version_is_the_packages():
     assert run("--version").stdout.startswith("atoll 0.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [

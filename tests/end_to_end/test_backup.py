@@ -223,6 +223,7 @@ def test_verify_and_restore_find_a_damaged_file(backup, tmp_path, capsys, patter
     assert (tmp_path / "there" / RESTORING).exists() == (path.name != RECORD), "no core starts there"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", BACKUP_POINTS)
 def test_a_backup_that_is_killed_does_not_count_and_the_next_one_cleans_up(stopped, tmp_path, point):
     root = tmp_path / "backups"

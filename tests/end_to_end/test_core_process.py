@@ -111,6 +111,7 @@ def test_the_status_command_shows_the_run_and_its_json_is_the_message(tmp_path):
 CORE = ["core", "--dir", "DIR", "--listen", "127.0.0.1:0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [

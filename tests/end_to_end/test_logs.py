@@ -60,6 +60,7 @@ def test_a_learner_writes_its_stacks_on_sigusr1(tmp_path):
         assert learner.process.poll() is None
 
 
+@pytest.mark.slow
 def test_without_configured_logging_only_warnings_are_printed(tmp_path):
     """In a user's process, only warnings and errors are logged, on stderr."""
     import subprocess

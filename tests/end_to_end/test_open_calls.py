@@ -76,6 +76,7 @@ def test_calls_of_a_session_end_when_its_learner_rejoins_or_is_evicted(tmp_path)
         said.put(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behind", ["a core", "a front"])
 def test_a_process_with_four_learners_stops_at_once(tmp_path, behind):
     """An open Report once delayed the stop by the grace period: ten seconds at a core, two at a front."""

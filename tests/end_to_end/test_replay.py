@@ -71,6 +71,7 @@ def test_a_record_and_snapshots_are_deleted_only_on_request(recorded, tmp_path):
     assert started("--no-record", "--keep-snapshots", "2") == (0, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["outer_lr=0.7", "outer-momentum=0.9", "codec=float32"])
 def test_other_settings_give_another_model(recorded, tmp_path, change):
     out, recorded_out = tmp_path / "what-if.safetensors", tmp_path / "recorded.safetensors"

@@ -114,6 +114,7 @@ def test_a_round_trip_of_many_steps_gets_more_inner_steps(trip_s):
     assert not any("merge" in warning for warning in made.warnings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fragments", [200, 256])
 def test_many_fragments_get_as_many_inner_steps_as_learners_need_to_answer(fragments):
     made = plan(Job(1e9, 2.0, (Region("a", 2, 1e9, 0.06), Region("b", 2, 1e9, 0.06))), fragments)

@@ -351,6 +351,7 @@ MERGING = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MERGING.values(), ids=MERGING)
 def test_normal_learners_with_steps_back_by_chance_get_no_warning(kind):
     for seed in range(25):

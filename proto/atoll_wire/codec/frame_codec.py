@@ -27,7 +27,6 @@ Content: TypeAlias = NDArray[np.uint8]  # uncompressed bytes of a frame: the cod
 
 ZSTD_LEVEL = 1
 
-
 LEVELS = {Codec.INT8: 127, Codec.INT4: 7, Codec.FLOAT32: 0}  # the largest code; 0 if values are not quantised
 
 
