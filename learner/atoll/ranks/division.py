@@ -98,7 +98,7 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """One rank's division of a fragment.
+    """One rank's share of a fragment: its parts of tensors, its frames, and the values that it exchanges.
 
     run: the frames that the rank owns. It is empty on some ranks if there are more ranks than frames.
     pieces: the rank's parts of the fragment's tensors. Together, they form the rank's local vector.

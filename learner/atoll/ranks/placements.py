@@ -68,7 +68,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def counts_tokens(model: nn.Module, names: Iterable[tuple[str, nn.Parameter]], same_batch: DeviceMesh | None) -> bool:
-    """Returns whether to count this rank's tokens. Only one of the ranks that train on the same batch counts them.
+    """Returns whether to count this rank's tokens. Ranks that train on the same batch count its tokens once.
 
     names: the trainable parameters with their names. same_batch: the mesh of ranks that train on the same batch.
     Raises LearnerError if `same_batch` is None, but ranks along a mesh dimension may train on the same batch.

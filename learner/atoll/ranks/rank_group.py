@@ -95,8 +95,8 @@ class RankGroup(Protocol):
         tokens: tokens that this rank trained on in the step. steps: 1, or 0 if the optimizer's step was skipped.
         decide: called on rank 0 when an agreement begins; returns the decision.
         carry_out: called with the result when an agreement has ended, at the same step on all ranks.
-        flags: returns this rank's flags: FAILED if it cannot continue, SAVE if it asks for a checkpoint, and SAVING
-            while it writes one. The ranks save a checkpoint if any rank asks for it and no rank writes one.
+        flags: returns this rank's flags: FAILED if it cannot continue, SAVE if it requests a checkpoint, and SAVING
+            while it writes one. The ranks save a checkpoint if any rank requests one and no rank is writing one.
         """
 
     def finish(self, carry_out: CarryOut) -> None:

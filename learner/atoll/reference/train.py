@@ -57,7 +57,7 @@ def learning_rate(peak: float, done: float, own_steps: int) -> float:
 
 
 def train(settings: TrainSettings, joining: JoinSettings) -> None:
-    """Trains one learner until the run reaches its total tokens, max_steps are done, or SIGTERM or SIGINT arrives.
+    """Trains as one learner until the run reaches its total tokens, max_steps are done, or SIGTERM or SIGINT arrives.
 
     The learning rate schedule follows the core's --total-tokens. If the core has no total, the rate stays at its peak.
     With `slow_down` above 1, the learner pauses after each step and trains at 1/slow_down of full speed.
@@ -138,8 +138,8 @@ def _say(name: str, stats: Stats, loss: float) -> None:
 def train_alone(settings: TrainSettings, stream: str, tokens: int, tell: Callable[[int, float], None]) -> Transformer:
     """Runs the same loop without a core, and returns the trained model.
 
-    stream: the name of a learner, which decides the batches. tokens: number of tokens to train on. tell: called with
-    each step's number and loss.
+    stream: the name of a learner, which decides the batches. tokens: number of training tokens. tell: called with each
+    step's number and loss.
     """
     model, corpus, device = _prepare(settings)
     optimizer, batches = optimizer_for(model, settings.learning_rate), _batches(settings, corpus, stream)
