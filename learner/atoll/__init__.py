@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Follower", "FollowerError", "Learner", "LearnerError", "RandomState", "Stats", "__version__", "data"]
 
 
-# The module of each public name, for imports on first use.
+# The module of each public name. Names are imported on first use.
 PLACES = {
     "Follower": "atoll.follower.follower",
     "FollowerError": "atoll.errors",

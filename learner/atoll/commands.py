@@ -21,7 +21,8 @@ def register(app: typer.Typer) -> None:
     lazy_commands.add(app, "learner", "Train the reference model as one learner of a run.", _learner)
     app.command("pull")(pull_command)
     text = (
-        "Check the connection to a core, its disk and a model before training. The exit status is 1 if a check fails."
+        "Check the connection to a core, a core's disk and a model before training. "
+        "The exit status is 1 if a check fails."
     )
     lazy_commands.add(app, "doctor", text, _doctor)
     text = "Train with a core and learners on this machine, and kill one of each during training."

@@ -1,4 +1,4 @@
-"""`atoll doctor` for learners: the checks of `atoll_wire.doctor`, and a comparison of a model with the run's model."""
+"""`atoll doctor` for learners: the checks of `atoll_wire.doctor` and a comparison of a model with the run's model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DoctorSettings(ChecksSettings):
 
 
 def of_model(model: nn.Module, optimizer: Optimizers, unshared: Collection[str] = ()) -> dict[str, Any]:
-    """Returns the arguments that add a model to a LearnerToCheck.
+    """Returns the arguments that describe a model to a LearnerToCheck.
 
     Args:
         model: As in `atoll.Learner`.
@@ -53,7 +53,7 @@ def of_model(model: nn.Module, optimizer: Optimizers, unshared: Collection[str] 
         The arguments `tensors` and `frozen_digest`.
 
     Raises:
-        LearnerError: For a model that Atoll cannot train.
+        LearnerError: If Atoll cannot train the model.
 
     Example:
         ```python

@@ -1,4 +1,4 @@
-"""`atoll.Learner`: three lines turn a PyTorch training loop into a learner of a run."""
+"""The class `atoll.Learner`: three added lines make a PyTorch training loop a learner of a run."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ OTHER_THREAD = (
 
 
 class Learner:
-    """Connects a PyTorch training loop to a run. It exchanges fragments with other learners while the loop trains.
+    """Connects a PyTorch training loop to a run, and exchanges fragments with other learners while the loop trains.
 
     Entering the `with` block joins the run and sets the model's trainable parameters to the run's values. Joining
     waits up to `connect_timeout_s` seconds for a core. Leaving the block sends outstanding work, waits up to `drain_s`
-    seconds for the core's acknowledgement, and leaves the run. After an exception, nothing is sent. `start` and `close`
-    do the same without a block.
+    seconds for the core's acknowledgement, and leaves the run. If the block raised an exception, no outstanding work is
+    sent. `start` and `close` do the same without a block.
 
     A parameter is trainable if it requires gradients and an optimizer updates it. With several ranks, every rank
     creates a Learner and calls `step`. Data loaders may fork at any time if the program imports atoll before grpc.
@@ -82,25 +82,27 @@ class Learner:
     Args:
         model: The model, with any wrapper except FSDP1.
         optimizer: The optimizer, or a list of all optimizers.
-        server: HOST:PORT of a core or front, or several addresses, which are tried in turn.
+        server: HOST:PORT of a core or front, or several such addresses, which the learner tries in turn.
         name: The learner's name, unique in the run. Default: REGION.HOSTNAME.
         region: The learner's region, shown in status and metrics.
         unshared: Names or patterns ("teacher.*") of parameters that the run does not share.
         copies: A function that returns (parameter, copy) pairs. It must return the copies that an optimizer keeps
             outside its state, such as float32 master weights.
-        send_frozen: Whether the first learner also sends the frozen parameters, so that an exported model is complete.
-            Otherwise, an export names the frozen parameters that it lacks. All learners must load the same values.
+        send_frozen: Whether the run's first learner also sends the frozen parameters, which makes exported models
+            complete. Otherwise, an export lists the names of the missing frozen parameters. All learners must load the
+            same frozen values.
         adoption: "rebase" keeps outstanding work when a new version arrives; "overwrite" drops it.
         connect_timeout_s: Longest wait for a core when joining, in seconds.
         drain_s: Longest wait for acknowledgements when leaving, in seconds.
-        same_batch: The mesh of ranks that train on the same batch, as with tensor parallelism. Their tokens count once.
-        checkpoint_dir: Directory for this learner's checkpoints, in a folder of its name. When it joins, the learner
-            restores the optimizers and extra_state from this run's newest checkpoint. Joining raises LearnerError if
-            another learner of this name uses the directory. All ranks need the same directory.
-        checkpoint_every_s: Seconds between checkpoints. None saves only after `save_checkpoint`.
-        extra_state: More objects to save, by name, such as a scheduler or a data loader. Each needs state_dict() and
+        same_batch: The mesh of ranks that train on the same batch, as with tensor parallelism. The batch's tokens
+            count once.
+        checkpoint_dir: Directory of this learner's checkpoints, which are in a folder with the learner's name. When the
+            learner joins, it restores the optimizers and extra_state from this run's newest checkpoint. Joining raises
+            LearnerError if another learner of this name uses the directory. All ranks need the same directory.
+        checkpoint_every_s: Seconds between checkpoints. If None, the learner saves only after `save_checkpoint`.
+        extra_state: Other objects to save, by name, such as a scheduler or a data loader. Each needs state_dict() and
             load_state_dict(). `atoll.RandomState()` holds the random generators.
-        metrics_listen: HOST:PORT of the Prometheus metrics server. None: no server.
+        metrics_listen: HOST:PORT of the Prometheus metrics server. None starts no server.
         metrics_plaintext: Allow addresses other than loopback for metrics, over plain HTTP.
         tls: Directory of certificates from `atoll certs`. Without it, only loopback addresses are allowed.
         insecure_plaintext: Allow server addresses other than loopback without TLS.
@@ -183,9 +185,9 @@ class Learner:
     def start(self) -> Learner:
         """Joins the run, as entering the `with` block does. Call `close` afterwards, for example in a notebook.
 
-        If this thread started another learner of the same name and servers, and did not close it, that learner leaves
-        the run first. A process that ends without `close` leaves the run without sending outstanding work. So does a
-        process that SIGTERM ends, unless the program handles this signal.
+        If this thread has not closed an earlier learner of the same name and servers, that learner leaves the run
+        first. If the process ends without `close`, the learner leaves the run without sending outstanding work. SIGTERM
+        has the same effect, unless the program handles this signal.
 
         Returns:
             This learner.
@@ -399,7 +401,7 @@ class Learner:
 
         Raises:
             LearnerError: If this learner cannot continue, for example because the core fenced or evicted it. Also if a
-                thread other than the one that joined calls this.
+                thread other than the one that started the learner calls `step`.
 
         Example:
             ```python
@@ -488,10 +490,11 @@ class Learner:
         self._exchange.excused = True
 
     def save_checkpoint(self) -> None:
-        """Asks for a checkpoint at the end of the next `step`, or of a later one if another is being written.
+        """Requests a checkpoint at the end of the next `step`, or of a later one while another is being written.
 
         That step copies the state. A background thread then writes it. With several ranks, one rank's call is enough,
-        and the ranks agree on the step. Leaving also saves a requested checkpoint, unless the block raised.
+        and the ranks agree on the step. Leaving the run also saves a requested checkpoint, unless the block raised an
+        exception.
 
         Raises:
             LearnerError: If the learner has left the run, or has no `checkpoint_dir`.
@@ -509,16 +512,19 @@ class Learner:
 
     @property
     def run_tokens(self) -> int:
-        """The run's training tokens so far, as known at the last step, for schedules. All ranks read the same value."""
+        """The run's training tokens so far, for learning rate schedules.
+
+        The value is updated in `step`, and is the same on all ranks.
+        """
         return self._boundary.run_tokens if self._boundary is not None else 0
 
     @property
     def total_tokens(self) -> int:
-        """The run's target of training tokens (the core's --total-tokens), for schedules. 0: there is no target."""
+        """The run's target of training tokens (the core's --total-tokens), for schedules. 0 means no target."""
         return self._boundary.total_tokens if self._boundary is not None else 0
 
     def stats(self) -> Stats:
-        """Returns this learner's counters now, without waiting.
+        """Returns the current values of this learner's counters, without waiting.
 
         Example:
             ```python

@@ -1,7 +1,7 @@
 """The learners that this process has started and not closed. They leave the run when the process ends, or on SIGTERM.
 
-A process has at most one learner of a name at a server. In a notebook, a cell may be executed again while the learner
-that it started is still in the run.
+A process has at most one learner of a name at a server, so starting another one closes the earlier one. For example, a
+user may run a notebook cell again while the learner that the cell started is still in the run.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import structlog
 
 log = structlog.get_logger()
 
-LEAVING_S = 6.0  # limit on the delay of SIGTERM; the timeout of Leave is shorter
-TERMINATED = 128 + signal.SIGTERM  # exit status, as shells report it
+LEAVING_S = 6.0  # longest time in seconds by which SIGTERM is delayed; the Leave call's timeout is shorter
+TERMINATED = 128 + signal.SIGTERM  # the exit status that shells report for a process ended by SIGTERM
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StartedLearner:
-    """A learner that the current thread is starting. name, servers: its name, and the addresses of its servers.
+    """A learner that is started and not closed. servers: addresses of its servers. thread: the thread that started it.
 
     close: ends the learner without sending outstanding work. leave: only leaves the run; any thread may call it.
     """
@@ -41,9 +41,10 @@ _at_exit = False
 
 
 def add(learner: StartedLearner) -> None:
-    """Adds a learner. Closes an earlier learner of the same name and servers.
+    """Adds a learner, and closes an earlier learner of the same name and servers.
 
-    If another living thread uses the earlier learner, that learner stays, and the core refuses the new one.
+    If another thread that is still alive started the earlier learner, that learner stays, and the core refuses the new
+    one.
     """
     global _at_exit  # noqa: PLW0603 - the exit hook is set once
     if not _at_exit:
@@ -95,4 +96,4 @@ def _terminate(number: int, _frame: FrameType | None) -> None:
     leaving.join(LEAVING_S)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-    os._exit(TERMINATED)  # the first process of a container ignores the signal
+    os._exit(TERMINATED)  # reached in a container's first process, which ignores the signal

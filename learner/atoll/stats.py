@@ -1,4 +1,4 @@
-"""A learner's counters: for its user, for the core, and for Prometheus."""
+"""A learner's counters, which the user, the core and Prometheus read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from atoll.errors import LearnerError
 
 STEP_SMOOTHING = 0.1
-SHORT_PAUSE_S, SHORT_PAUSE_STEPS = 0.5, 2.0  # shorter pauses are throttling, which counts as part of a step
+SHORT_PAUSE_S, SHORT_PAUSE_STEPS = 0.5, 2.0  # pauses up to the longer of both are throttling, so not reported
 LATELY = 4  # number of newest steps; the shortest of them is `period_s`
 MAX_TOKENS = 1 << 40  # limit on the tokens of one rank in one step
 
@@ -40,7 +40,7 @@ class Stats:
         earlier_steps: Inner steps of earlier processes with this name, as the core counted them.
         earlier_tokens: Tokens of earlier processes with this name, as the core counted them.
         run_tokens: Tokens of all learners, as known at the last step.
-        blocked_s: Time inside `step`.
+        blocked_s: Time inside `step`, excluding waits while an operator paused the run.
         stepping_s: Total time between calls of `step`, without pauses.
         joining_s: Time from `start` until training may begin.
         paused_s: Time in `pause`, or while an operator paused the run.
@@ -130,27 +130,27 @@ class Counters:
     checkpoints: int = 0
     checkpoints_failed: int = 0
     run_tokens: int = 0
-    run_tokens_at: int = 0  # this learner's tokens that run_tokens includes
+    run_tokens_at: int = 0  # this learner's tokens when run_tokens was last set
     voided_tokens: int = -1  # tokens that operators voided or a restore undid; -1: not known yet
-    corrected: bool = False  # run_tokens fell after training last read it
-    total_tokens: int = 0  # the run's target; 0: the core has none
+    corrected: bool = False  # whether run_tokens fell since training last read it
+    total_tokens: int = 0  # the run's target; 0 if the core has none
 
     def told(self, run_tokens: int, voided_tokens: int = 0, *, restored: bool = False) -> None:
         """Records the core's count of the run's tokens. The count falls when an operator voids tokens.
 
-        Reports may arrive out of order: an update carries the tokens that were known when its merge began.
-        restored: the run was restored to a checkpoint, so earlier reports no longer count.
+        Reports may arrive out of order, because an update carries the tokens that were known when its merge began.
+        restored: whether the run was restored to a checkpoint, so that earlier reports no longer count.
         """
         if restored or (voided_tokens, run_tokens) > (self.voided_tokens, self.run_tokens):
             self.corrected |= restored or voided_tokens > self.voided_tokens > -1
             self.voided_tokens = voided_tokens
-            # The order matters: training may read in between, and must see too few tokens rather than too many.
+            # The training thread may read between these two lines. This order gives it too few tokens, never too many.
             self.run_tokens_at = self.tokens
             self.run_tokens = run_tokens
 
     def known_tokens(self) -> int:
         """Returns the run's tokens: this learner's own, plus the other learners' tokens in the core's last report."""
-        # The core receives this learner's tokens with a delay. Voided tokens may include this learner's.
+        # The core receives this learner's tokens with a delay. The voided tokens may include tokens of this learner.
         return self.tokens + max(-max(0, self.voided_tokens), self.run_tokens - self.run_tokens_at)
 
     def run_tokens_after(self, agreed: int) -> int:
@@ -159,7 +159,7 @@ class Counters:
         return max(0 if corrected else agreed, self.known_tokens())
 
     def stepped(self, whole_s: float, paused_s: float, loss: float | None) -> None:
-        """Times an inner step. whole_s: its duration, which includes paused_s seconds of deliberate pauses."""
+        """Records an inner step. whole_s: its duration, which includes paused_s seconds of deliberate pauses."""
         step_s = max(0.0, whole_s - paused_s)
         self.stepping_s += step_s
         first = not self.periods
@@ -181,7 +181,7 @@ class Counters:
         self.pending = unsettled
 
     def rested(self, began: float, now: float) -> float:
-        """Counts a deliberate pause, or a part of one. began, now: monotonic seconds. Returns its duration."""
+        """Counts a deliberate pause, or a part of one, and returns its duration. began, now: monotonic seconds."""
         seconds = now - began
         self.paused_s += seconds
         return seconds
@@ -192,8 +192,8 @@ class Counters:
         return Stats(**mine | {"run_tokens": run_tokens, "versions": versions})
 
     def pausing(self, now: float) -> bool:
-        """Returns whether to report a pause to the core: not for throttling. now: monotonic seconds."""
-        since = self.resting_since  # read once: the training thread writes it
+        """Returns whether to report a pause to the core. Throttling is not reported. now: monotonic seconds."""
+        since = self.resting_since  # read once, because the training thread may change it
         return self.paused and (since is None or now - since > max(SHORT_PAUSE_S, SHORT_PAUSE_STEPS * self.period_s))
 
     def progress(self, now: float) -> pb.Progress:
@@ -296,7 +296,10 @@ class LearnerMetrics(Collector):
         return counter
 
     def serve(self, address: str, security: TransportSecurity, *, plaintext: bool) -> Callable[[], None]:
-        """Serves metrics and readiness at HOST:PORT. Returns a function that stops it. Raises MetricsServerError."""
+        """Serves metrics and readiness at HOST:PORT, and returns a function that stops the server.
+
+        plaintext: whether addresses other than loopback are allowed. Raises MetricsServerError if this fails.
+        """
         metrics_server.check(address, plaintext=plaintext)
         registry = CollectorRegistry()
         registry.register(self)
@@ -305,6 +308,8 @@ class LearnerMetrics(Collector):
         return metrics_server.serve(registry, address, lambda: "", self._not_ready).end
 
     def _not_ready(self) -> str:
-        """Returns why the learner is not ready, or "". After joining, the learner stays ready, because it can train
-        alone."""
+        """Returns the reason why the learner is not ready, or "".
+
+        After joining, the learner stays ready, because it can train without the core.
+        """
         return "" if self._counters.joining_s else "the learner has not joined the run yet"

@@ -1,4 +1,4 @@
-"""Times a training loop: its inner steps, the time inside `Learner.step`, and deliberate pauses."""
+"""Measures the times of a training loop: inner steps, the time inside `Learner.step`, and deliberate pauses."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from atoll.stats import Counters
 
 
 class StepTimes:
-    """The times of one training loop. All methods belong to its thread."""
+    """The times of one training loop. Only the loop's thread may call the methods."""
 
     def __init__(self, counters: Counters, clock: Clock) -> None:
         self._counters = counters
         self._clock = clock
         self._rests = False
         self._left_at = 0.0  # when the last call of `step` ended, in monotonic seconds
-        self._paused_since = 0.0  # seconds of pauses since then
+        self._paused_since = 0.0  # seconds of pauses since `_left_at`
 
     def begin(self) -> None:
         """Records that training begins."""
@@ -32,13 +32,16 @@ class StepTimes:
         return now
 
     def left(self, came_at: float, stood_s: float) -> None:
-        """Records that `step` returns. came_at: from `came`. stood_s: seconds that `step` waited in a paused run."""
+        """Records that `step` returns.
+
+        came_at: the result of `came`. stood_s: seconds for which `step` waited because the run was paused.
+        """
         self._left_at = self._clock.monotonic()
         self._counters.blocked_s += self._left_at - came_at - stood_s
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[bool]:
-        """Context manager for a deliberate pause. Yields False inside another pause, which counts the time."""
+        """Context manager for a deliberate pause. Yields whether it is the outermost pause, which counts the time."""
         if self._rests:
             yield False
             return

@@ -16,7 +16,7 @@ LINE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*):\s*(\S.*)")
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """The processes of a deployment. commands: command line of each process, by name. address: the core's HOST:PORT."""
+    """The processes of a deployment. commands: each process's command line, by name. address: the core's HOST:PORT."""
 
     address: str
     commands: dict[str, list[str]] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Deployment:
 def reference(
     directory: Path, learners: int, size: str, batch: int, total_tokens: int, seed: int, core_options: list[str]
 ) -> Deployment:
-    """Returns a deployment of a core and learners of equal speed that train the reference model."""
+    """Returns a deployment with a core and with learners of equal speed, which train the reference model."""
     address = f"127.0.0.1:{free_port()}"
     core = ["core", "--dir", str(directory / "run"), "--listen", address, "--total-tokens", str(total_tokens)]
     commands = {CORE: [*ATOLL, *core, *core_options]}
@@ -44,7 +44,8 @@ def reference(
 
 
 def procfile(path: Path, address: str) -> Deployment:
-    """Reads a Procfile with one `name: command` per line: the core, named `core`, and learners. Raises DemoError."""
+    """Returns the deployment of a Procfile, which has one `name: command` per line. The core must be named `core`. All
+    other processes are learners. Raises DemoError if the file cannot be read or is invalid."""
     commands: dict[str, list[str]] = {}
     try:
         lines = path.read_text().splitlines()

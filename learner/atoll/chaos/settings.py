@@ -14,7 +14,7 @@ WHAT = Option(panel="Deployment")
 
 
 class ChaosSettings(Settings):
-    """The options of `atoll chaos`: a deployment, and the failures to inject."""
+    """The options of `atoll chaos`: a deployment and the failures to inject."""
 
     command: ClassVar[str] = "chaos"
 
@@ -35,8 +35,8 @@ class ChaosSettings(Settings):
     schedule: Annotated[
         str | None,
         Field(
-            description="Failures to use instead of random ones, as SECOND:ACTION:PROCESS, "
-            "with seconds for a pause: 12:kill:eu-west,30:pause:us-east:5,40:kill:core."
+            description="Failures to inject instead of random ones, as SECOND:ACTION:PROCESS. Add a pause's length in "
+            "seconds. Example: 12:kill:eu-west,30:pause:us-east:5,40:kill:core."
         ),
     ] = None
     seed: Annotated[
@@ -56,7 +56,7 @@ class ChaosSettings(Settings):
     batch: Annotated[int, Field(ge=1, description="Text windows per step."), WHAT] = 8
     total_tokens: Annotated[
         Count,
-        Field(ge=1, description="Length of the learning rate schedule in tokens. The run stops at this number."),
+        Field(ge=1, description="Length of the learning rate schedule in tokens. The run ends after this many tokens."),
         WHAT,
     ] = 20_000_000
     core_options: Annotated[

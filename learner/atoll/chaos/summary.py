@@ -18,7 +18,7 @@ CAUSES = {
 
 
 def summary_table(summary: dict[str, Any]) -> Table:
-    """Returns the summary as a table. summary: the JSON object."""
+    """Returns the summary as a table. summary: the JSON object of the summary."""
     table = Table("metric", "value", title="atoll chaos")
     kills, counts = summary["kills"], summary["contributions"]
     table.add_row("run", f"{summary['learners']} learners, {summary['seconds']:.0f} s")

@@ -1,7 +1,7 @@
-"""Datasets whose units the core leases, so that the learners of a run train on each unit once.
+"""Datasets whose units the core leases, so that the learners of a run train on each unit once per epoch.
 
 `Rows` and `TokenFile` divide data into units. `Learner.units` returns `Units`, which hands out the samples of leased
-units. `unit_log` remembers which step finished which unit, and `leased_units` asks the core for more.
+units. `unit_log` records which step finished each unit, and `leased_units` asks the core for more.
 
 May import: errors.
 """

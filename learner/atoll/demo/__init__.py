@@ -1,5 +1,4 @@
-"""`atoll demo`: runs real processes on one machine, and kills a learner, the core and, if there are any,
-shards and fronts.
+"""`atoll demo`: runs real processes on one machine and kills one of each kind, such as a learner and the core.
 
 May import: reference.
 """

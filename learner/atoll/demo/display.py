@@ -12,11 +12,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-PLAIN_EVERY_S = 10.0  # seconds between two progress lines when the output is not a terminal
+PLAIN_EVERY_S = 10.0  # seconds between two progress lines if the output is not a terminal
 
 
 class Progress:
-    """Shows a live table on a terminal, and otherwise prints a line every ten seconds."""
+    """Shows a live table on a terminal. On other outputs, it prints a line every PLAIN_EVERY_S seconds.
+
+    total_tokens: the run's token target.
+    """
 
     def __init__(self, console: Console, total_tokens: int) -> None:
         self._console = console
@@ -81,7 +84,8 @@ def _learners(status: pb.StatusReply) -> Table:
 
 
 def summary_table(summary: dict[str, Any], solo: float | None) -> Table:
-    """Returns the summary as a table. solo: validation loss without Atoll, or None."""
+    """Returns the summary as a table. summary: the JSON object of the summary. solo: validation loss without Atoll, or
+    None."""
     table = Table("metric", "value", title="atoll demo")
     loss, contributions = summary["validation_loss"], summary["contributions"]
     fall = 100 * (1 - loss["last"] / loss["first"])

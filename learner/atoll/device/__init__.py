@@ -1,4 +1,4 @@
-"""Coding on the device of the parameters: kernels of torch operations, and the stream and memory that they use.
+"""Encodes and decodes on the device of the parameters, with torch operations on a separate stream.
 
 Start with `device_coder`.
 

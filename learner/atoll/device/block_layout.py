@@ -1,4 +1,4 @@
-"""PURE: where the values and the bytes of a run lie in memory on a device.
+"""PURE: the positions of a run's values and bytes in the memory of a device.
 
 On a device, each block of 512 values is a row of a matrix, so that one operation processes many blocks. The last block
 of a segment may be shorter than its row.
@@ -18,14 +18,15 @@ from atoll.fragments.segments import ALIGNED, I64, FragmentShape
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """The layout of a `FrameRun`, consecutive frames of a fragment.
+    """The layout of a `FrameRun`, which consists of consecutive frames of a fragment.
 
     lengths: int64 (blocks,), number of values in each block.
     segments: number of values in each segment, in the order of the run's vector.
-    values: sizes that split the flat matrix into each segment's values and the space after them, alternately.
-    codes: sizes that split the flat matrix of codes in the same way, in bytes.
-    contents: sizes in bytes that split the contents of all frames. Each frame has its segments' codes, the scales, and
-    the space before the next frame. code_parts, scale_parts: the numbers of these parts.
+    values: sizes that split the flat matrix, alternately, into a segment's values and the unused space after them.
+    codes: sizes in bytes that split the flat matrix of codes in the same way.
+    contents: sizes in bytes that split the contents of all frames into parts. A frame has one part for each segment's
+    codes, one for its scales, and one for the unused space before the next frame.
+    code_parts, scale_parts: the indices of the parts with codes, and of the parts with scales.
     scales: number of blocks in each frame.
     """
 

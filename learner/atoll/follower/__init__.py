@@ -1,7 +1,7 @@
-"""Follows the published model of a run, without being a learner.
+"""Follows the published model of a run, as a reader.
 
-`follower` has the public class, and `pull` writes files. `follow_session` reads from cores and fronts on the thread of
-`follow_thread`, which hands consistent cuts to the user's thread (`cuts`).
+`follower` contains the public class, and `pull` writes files. `follow_thread` runs the thread on which `follow_session`
+reads from cores and fronts. `cuts` passes consistent cuts from this thread to the user's thread.
 
 May import: errors, transfers.
 """

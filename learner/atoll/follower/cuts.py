@@ -1,7 +1,7 @@
 """Consistent cuts of the published model, and their exchange between the follower's thread and the user's thread.
 
-Any vector of fragment versions is consistent, but all fragments of a shard must have the same history. A cut therefore
-belongs to one generation of the run and contains no fragment from before a restore.
+The fragments of a consistent cut may have any versions, but all fragments of a shard must have the same history. A cut
+therefore belongs to one generation of the run and contains no fragment from before a restore.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from atoll.errors import FollowerError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FragmentValues:
-    """One version of a fragment. theta_pub: published parameters, float32 (fragment.length,), never changed."""
+    """One version of a fragment. checksum: CRC-32C of the values. theta_pub: the published parameters, float32
+    (fragment.length,), which are never changed in place."""
 
     version: int
     checksum: int
@@ -29,7 +30,7 @@ class FragmentValues:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """A consistent state of the whole published model. fragments: by number."""
+    """A consistent state of the whole published model. fragments: the values of each fragment, by number."""
 
     run: RunId
     layout: Layout
@@ -53,7 +54,7 @@ class Cut:
 class CutExchange:
     """Passes the newest cut to the user's thread. An error ends the exchange.
 
-    cause: why the server could not be read, with the fix; empty if it did not answer.
+    cause: the reason why the server could not be read, with the fix. It is empty if the server did not answer.
     """
 
     def __init__(self) -> None:
@@ -69,21 +70,22 @@ class CutExchange:
             self._changed.notify_all()
 
     def end(self, error: FollowerError) -> None:
-        """Makes all later calls of the user's thread raise this error."""
+        """Makes current and later calls of the user's thread raise this error. Only the first call has an effect."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
 
     @property
     def newest(self) -> Cut | None:
-        """The newest cut; None before the first. Raises FollowerError if following has failed."""
+        """The newest cut, or None before the first cut. Raises FollowerError if the exchange has ended."""
         with self._changed:
             return self._taken()
 
     def wait(self, after: Cut | None, timeout_s: float | None, version: int | None = None) -> Cut | None:
-        """Waits for a newer cut than `after`. Returns None after the timeout. Raises FollowerError.
+        """Waits for a cut that differs from `after`. Returns None after the timeout.
 
-        version: if given, waits instead for a cut in which every fragment has at least this version.
+        timeout_s: None means no limit. version: if given, waits instead for a cut in which every fragment has at least
+        this version. Raises FollowerError if the exchange has ended.
         """
 
         def found() -> bool:

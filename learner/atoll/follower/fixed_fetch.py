@@ -15,7 +15,7 @@ from atoll.transfers.partial_fetch import UnsoundError
 
 
 class FixedFetch:
-    """The frames that have arrived so far. Another attempt fetches only the missing frames."""
+    """A fetch of the fixed values, which keeps the frames that have arrived. size_bytes: the size of all values."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -23,7 +23,8 @@ class FixedFetch:
         self._missing = set(range(frame_count(size_bytes)))
 
     async def fetch(self, link: Link, run: RunId) -> FixedValues:
-        """Fetches the missing frames. Raises AioRpcError, LinkLost, or FollowerError for invalid values."""
+        """Fetches the missing frames and returns all values. Raises AioRpcError and LinkLost if the link fails, and
+        FollowerError if the values are invalid."""
         request = pb.ReadRequest(run=run.run, generation=run.generation, fixed=True)
         try:
             sound = await download(link, request, sorted(self._missing), self._took)

@@ -1,4 +1,6 @@
-"""Reads the published model from cores and fronts: describes the run, watches for new versions, and fetches them.
+"""Reads the published model from cores and fronts.
+
+A session first reads the run's description. It then watches for new versions and fetches them.
 
 A reader has no session in the run. An unreachable shard stalls only its own fragments.
 """
@@ -45,9 +47,10 @@ HELD_S = 2.0  # after a connection that lasted this many seconds, back-off resta
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a follower reads. addresses: HOST:PORT of cores and fronts, which are tried in turn.
+    """The servers that a follower reads from. addresses: HOST:PORT of cores and fronts, which are tried in turn.
 
-    token: an operator's token, for cores that require one from callers without certificates.
+    connect_timeout_s: longest wait for the first model, in seconds. token: an operator's token, for cores that require
+    a token from callers without certificates.
     """
 
     addresses: Sequence[str]
@@ -69,9 +72,10 @@ class Source:
 
 @dataclass(slots=True, eq=False)
 class Upstream:
-    """One address that serves shards. address: empty for the address that described the run.
+    """One address that serves shards. address: HOST:PORT, or empty for the address that sent the run's description.
 
-    session: the run and generation; a new object after each Describe. connected: whether the server answers.
+    session: the run and its generation, as a new object after each Describe call. connected: set while the server
+    answers.
     """
 
     address: str
@@ -82,7 +86,10 @@ class Upstream:
 
 
 class FollowSession:
-    """Follows one run. Use it on one event loop only. stop: ends the follower with an error."""
+    """Follows one run. Use it on one event loop only.
+
+    exchange: receives the cuts. stop: ends the follower with an error. dial: creates links; None for real links.
+    """
 
     def __init__(
         self,
@@ -103,12 +110,12 @@ class FollowSession:
         self._upstreams: dict[str, Upstream] = {}  # by address
         self._view = ModelView()
         self._fetches = FragmentFetches(self._view, self._offer, self._lost, stop)
-        self._restart = asyncio.Event()  # set when the run must be described again
+        self._restart = asyncio.Event()  # set when the run's description must be read again
         self._fixed_fetch: FixedFetch | None = None
         self._fixed: FixedValues | None = None
         self._layout: Layout | None = None
         self._offered: Cut | None = None
-        self._said_away: set[str] = set()  # the causes of this outage that the log names
+        self._said_away: set[str] = set()  # causes of this outage that were logged
 
     async def live(self) -> None:
         """Follows the run until cancelled. Raises FollowerError if a retry cannot help."""
@@ -163,7 +170,8 @@ class FollowSession:
     # ------------------------------------------------------------------------------ describing
 
     async def _describe(self) -> None:
-        """Reads the run's description and, at first, its fixed values. Raises AioRpcError, LinkLost, FollowerError."""
+        """Reads the run's description, and its fixed values if they are not known yet. Raises AioRpcError, LinkLost and
+        FollowerError."""
         self._restart.clear()
         link, began = self._links[self._turn], self._clock.monotonic()
         with link.quick.use() as connection:
@@ -185,7 +193,7 @@ class FollowSession:
             log.info("connected to the server", server=link.address)
 
     def _place(self, reply: pb.DescribeReply, layout: Layout, near: Link) -> None:
-        """Sets which address serves each fragment. Keeps the connections to addresses that still serve fragments."""
+        """Sets the address of each fragment. Keeps the connections to addresses that still serve fragments."""
         upstreams = {"": Upstream("", near)}
         for place in reply.shards:
             if place.address not in upstreams:
@@ -200,7 +208,7 @@ class FollowSession:
                     fragment = self._view.fragments[index] = FollowedFragment(run, upstream)
                 fragment.shard = upstream
         for address, old in self._upstreams.items():
-            old.connected.set()  # calls that wait there continue at the fragment's new address
+            old.connected.set()  # calls that wait for the old address continue at the fragment's new address
             if address and address not in upstreams:
                 self._retire(old.link)
         for upstream in upstreams.values():
@@ -209,7 +217,7 @@ class FollowSession:
         self._upstreams = upstreams
 
     def _lost(self, session: pb.Session) -> None:
-        """Describes the run again, because a server does not know the generation of this session."""
+        """Makes the session read the run's description again, because a server does not know this generation."""
         if any(session is upstream.session for upstream in self._upstreams.values()):
             for upstream in self._upstreams.values():
                 upstream.connected.clear()
@@ -218,7 +226,7 @@ class FollowSession:
     # ------------------------------------------------------------------------------ watching
 
     async def _stay(self) -> None:
-        """Watches all addresses until the run must be described again. Raises AioRpcError and LinkLost."""
+        """Watches all addresses until the run's description must be read again. Raises AioRpcError and LinkLost."""
         watches = [self._keep_watching(each) for each in self._upstreams.values()]
         try:
             await run_until_first_ends(self._restart.wait(), *watches)
@@ -227,7 +235,7 @@ class FollowSession:
                 upstream.connected.clear()
 
     async def _keep_watching(self, upstream: Upstream) -> None:
-        """Watches one address until the run must be described again."""
+        """Watches one address until the run's description must be read again."""
         failures = 0
         while True:
             why = "the server ended the call"
@@ -272,7 +280,8 @@ class FollowSession:
                     self._offer()
 
     async def _silence(self, upstream: Upstream) -> None:
-        """Dials again and returns if the server has been silent for too long, or the certificates were replaced."""
+        """Waits until the server has been silent for too long or the certificates were replaced. Then replaces the
+        link."""
         upstream.arrivals.again(self._clock.monotonic())
         while not upstream.arrivals.overdue(self._clock.monotonic()) and not upstream.link.stale:
             await asyncio.sleep(WATCH_S)
@@ -294,7 +303,7 @@ class FollowSession:
     # ------------------------------------------------------------------------------ links
 
     def _dialled(self, address: str) -> Link:
-        """Returns a link to an address from the server. Raises LearnerError if the address or TLS is invalid."""
+        """Returns a link to an address that the server named. Raises LearnerError if the address or TLS is invalid."""
         security = self._source.security
         return self._dial(checked_address(address, security), security, self._clock)
 

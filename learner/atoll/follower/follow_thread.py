@@ -25,7 +25,7 @@ ENDED = "the follower was closed: create a new Follower"
 
 
 class FollowThread:
-    """Runs a FollowSession. It can be started only once. exchange: hands cuts and the final error to other threads."""
+    """Runs a FollowSession. It can be started only once. exchange: passes cuts and the final error to other threads."""
 
     def __init__(self, source: Source, clock: Clock) -> None:
         self.exchange = CutExchange()

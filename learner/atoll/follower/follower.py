@@ -26,16 +26,16 @@ NO_FORKS = (
 class Follower:
     """Keeps a PyTorch model at the published parameters of a run, for evaluation or inference.
 
-    A follower only reads. It is not a learner, and it cannot slow the run down. Entering the block waits up to
+    A follower only reads. It is not a learner, and it cannot slow the run down. Entering the `with` block waits up to
     `connect_timeout_s` seconds for the run's parameters, and then writes them into the model. A background thread
-    fetches new versions, and `update` writes them into the model at a moment that you choose. The model then has the
-    same values as an export at these versions (`atoll checkpoint export`), with frozen parameters and buffers.
+    fetches new versions. A call of `update` writes them into the model. The model then has the same values as an export
+    at these versions (`atoll checkpoint export`), including frozen parameters and buffers.
 
     Args:
         model: A model with the run's parameters and buffers, on any device. Its tensors must be whole, not divided
             among ranks.
         server: HOST:PORT of a core or front, or several addresses, which are tried in turn.
-        on_update: Called with this follower after the model has changed.
+        on_update: A function that is called with this follower after the model has changed.
         connect_timeout_s: Longest wait for the first parameters, in seconds.
         tls: Directory of a reader's certificate (`atoll certs issue reader NAME`). Without it, only loopback addresses
             are allowed.
@@ -74,7 +74,7 @@ class Follower:
         self._forks = forking.refused(FollowerError(NO_FORKS))
 
     def __enter__(self) -> Follower:
-        """Waits for the run's parameters, and writes them into the model. Raises FollowerError."""
+        """Waits for the run's parameters and writes them into the model. Raises FollowerError."""
         if self._thread is not None:
             raise FollowerError("a Follower can be entered only once: create a new Follower")
         self._thread = FollowThread(self._source, SYSTEM)
@@ -121,8 +121,8 @@ class Follower:
         """Waits for a new version and writes it into the model.
 
         Args:
-            version: Waits until every fragment has at least this version.
-            timeout_s: Longest wait, in seconds. None waits without a limit.
+            version: The lowest version that every fragment must have. None waits for any new version.
+            timeout_s: Longest wait, in seconds. None means no limit.
 
         Returns:
             Whether a version arrived in time.

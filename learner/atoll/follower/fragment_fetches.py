@@ -1,7 +1,7 @@
-"""Brings each followed fragment up to its newest announced version.
+"""Fetches the newest announced version of each followed fragment.
 
-Updates are added one at a time, in order. Each result must have the published checksum. If an update is missing or the
-checksum differs, the whole fragment is fetched.
+Published updates are added one at a time, in order. Each result must have the published checksum. If an update is
+missing or the checksum differs, the whole fragment is fetched.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from atoll.transfers.retry_loop import Failure, retry
 
 log = structlog.get_logger()
 
-MANY = 3  # consecutive failures of one fetch before a warning
+MANY = 3  # after this many consecutive failures, the next failure of a fetch is logged as a warning
 FETCHES = 2  # limit on simultaneous fetches, to limit memory
 
 
 class FragmentFetches:
     """The fetches of all fragments.
 
-    applied: called after each new version of a fragment. lost: called when a server does not know the generation.
-    stop: ends the follower with an error.
+    applied: called after each new version of a fragment. lost: called with a session whose generation the server does
+    not know. stop: ends the follower with an error.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class FragmentFetches:
         self._at_once = asyncio.Semaphore(FETCHES)
 
     def begin(self, fragment: FollowedFragment) -> None:
-        """Starts a task that brings the fragment up to date, unless one is running or the fragment is up to date."""
+        """Starts a task that fetches the newest version, unless a task is running or the fragment is up to date."""
         if fragment.behind() and fragment.fetching is None:
             fragment.fetching = asyncio.get_running_loop().create_task(self._bring(fragment))
             fragment.fetching.add_done_callback(self._ended)
@@ -60,7 +60,7 @@ class FragmentFetches:
             self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     async def end(self) -> None:
-        """Cancels all fetches, and waits until they have ended."""
+        """Cancels all fetches and waits until they have ended."""
         running = [each.fetching for each in self._view.fragments.values() if each.fetching is not None]
         for task in running:
             task.cancel()
@@ -125,7 +125,7 @@ class FragmentFetches:
         return True
 
     def _incoming(self, fragment: FollowedFragment) -> PartialFetch:
-        """Returns the frames that earlier attempts of this fetch received, or an empty fetch."""
+        """Returns the fetch with the frames that earlier attempts received, or a new fetch without frames."""
         version = 0 if fragment.whole else fragment.version + 1
         if fragment.incoming is None or fragment.incoming.version != version:
             fragment.incoming = PartialFetch(fragment.run, Codec(self._view.settings.codec), version)

@@ -1,4 +1,4 @@
-"""Writes cuts of the published model into a torch model, with the values that loading an export would give."""
+"""Writes cuts of the published model into a torch model. The values are the same as after loading an export."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ class ModelTensors:
 
 
 def check(state: Mapping[str, torch.Tensor], cut: Cut) -> None:
-    """Raises FollowerError unless a model's tensors have the names and shapes of the run's."""
+    """Raises FollowerError unless a model's tensors have the same names and shapes as the run's tensors.
+
+    The model's tensors must also be whole and on a real device. state: the model's tensors by name.
+    """
     owners = owners_of(cut.layout)
     shapes = {name: entry.shape for name, entry in cut.fixed.entries.items()}
     shapes |= {name: cut.layout.tensors[index].shape for name, index in owners.items()}
@@ -86,7 +89,7 @@ def check(state: Mapping[str, torch.Tensor], cut: Cut) -> None:
 
 
 def write_fixed(state: Mapping[str, torch.Tensor], cut: Cut) -> None:
-    """Writes the frozen parameters and buffers."""
+    """Writes the frozen parameters and buffers of a cut into the model's tensors."""
     owners = owners_of(cut.layout)
     for name, entry in cut.fixed.entries.items():
         if name not in owners:
@@ -97,7 +100,7 @@ def write_fixed(state: Mapping[str, torch.Tensor], cut: Cut) -> None:
 def write_fragment(
     state: Mapping[str, torch.Tensor], layout: Layout, fragment: FragmentLayout, values: torch.Tensor
 ) -> None:
-    """Writes a fragment's pieces. values: float32 (fragment.length,)."""
+    """Writes a fragment's values into the model's tensors. values: float32 (fragment.length,)."""
     for piece in fragment.pieces:
         tensor = layout.tensors[piece.tensor]
         part = values[piece.offset : piece.offset + piece.length].to(TRAINED[tensor.dtype])
@@ -111,6 +114,6 @@ def write_fragment(
 
 
 def _targets(state: Mapping[str, torch.Tensor], tensor: TensorSpec) -> list[torch.Tensor]:
-    """Returns the model's tensors under all names of a run's tensor, without duplicates for tied names."""
+    """Returns the model's tensors with the names of a run's tensor. Names that share memory count once."""
     found = {state[name].data_ptr(): state[name] for name in (tensor.name, *tensor.tied_names)}
     return list(found.values())

@@ -18,11 +18,12 @@ from atoll.transfers.partial_fetch import PartialFetch
 
 @dataclass(slots=True, eq=False)
 class FollowedFragment:
-    """One fragment. shard: the Upstream that serves it, as the retry loop needs it.
+    """The follower's view of one fragment. shard: the Upstream that serves it, which the retry loop reads.
 
-    values: the newest verified version, or None. target: the newest announced version. floor: a consistent cut needs at
-    least this version; None until the shard has announced one. whole: the next fetch must get the whole fragment.
-    restarts: number of times that the fragment's history may have changed.
+    values: the newest verified version, or None. target: the newest announced version. floor: the lowest version that a
+    consistent cut may contain, or None until the shard has announced a version. whole: whether the next fetch must get
+    the whole fragment. restarts: number of times that the fragment's history may have changed. incoming: the unfinished
+    fetch, or None.
     """
 
     run: FrameRun
@@ -42,12 +43,12 @@ class FollowedFragment:
 
     @property
     def version(self) -> int:
-        """The newest verified version; 0 if there is none."""
+        """The newest verified version, or 0 before the first."""
         return self.values.version if self.values is not None else 0
 
     @property
     def anchor(self) -> F32:
-        """The newest verified values, float32 (length,)."""
+        """The newest verified values, float32 (run.length,), or an empty array before the first version."""
         return self.values.theta_pub if self.values is not None else np.empty(0, np.float32)
 
     def behind(self) -> bool:
@@ -59,14 +60,15 @@ class FollowedFragment:
         return self.values is not None and self.floor is not None and not self.whole and self.version >= self.floor
 
     def forget(self) -> None:
-        """Starts over, because the run has a new generation."""
+        """Drops the announcements and received frames, because the run has a new generation."""
         self.target, self.floor, self.whole, self.incoming = 0, None, True, None
         self.restarts += 1
 
     def announced(self, published: pb.PublishedVersion, *, new_log: bool) -> None:
-        """Records an announced version. new_log: whether a new process of the shard announces its first version.
+        """Records an announced version. new_log: whether this is the first announcement by a new process.
 
-        A new process may have been restored from a backup. It then has other values at the same or a lower version.
+        A new process of the shard may have been restored from a backup. It may then have a lower version, or other
+        values at the same version.
         """
         if not new_log and self.floor is not None:
             self.target = max(self.target, published.version)
@@ -81,7 +83,8 @@ class FollowedFragment:
 
 @dataclass(slots=True, eq=False)
 class ModelView:
-    """The view of a run. fragments: by number. places: the fragments of each shard. logs: each shard's last log."""
+    """The view of a run. fragments: by number. places: the fragments of each shard. logs: `log` in each shard's
+    last reply. leaving: whether all connections are being closed."""
 
     run: RunId | None = None
     settings: pb.RunSettings = field(default_factory=pb.RunSettings)
@@ -91,7 +94,7 @@ class ModelView:
     leaving: bool = False
 
     def begins(self, run: RunId) -> None:
-        """Sets the run. With a new generation, all fragments start over. Raises FollowerError for another run."""
+        """Sets the run. A new generation resets all fragments. Raises FollowerError if the server has another run."""
         if self.run is not None and self.run.run != run.run:
             text = f"the server now has run {run.run}, but this follower follows {self.run.run}"
             raise FollowerError(f"{text}: correct the server address, or create a new follower")
@@ -102,7 +105,7 @@ class ModelView:
         self.run = run
 
     def heard(self, reply: pb.WatchReply) -> list[FollowedFragment]:
-        """Records a reply of Watch. Returns the fragments that it names. Raises FollowerError for an invalid reply."""
+        """Records a Watch reply. Returns the fragments that it names. Raises FollowerError if the reply is invalid."""
         if reply.shard >= len(self.places):
             raise FollowerError(f"the server sent the unknown shard {reply.shard}: {NONSENSE}")
         new_log = self.logs.get(reply.shard) != reply.log

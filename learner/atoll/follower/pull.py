@@ -20,8 +20,8 @@ from atoll.follower.follow_thread import FollowThread
 def pull(out: Path, source: Source, clock: Clock, every_s: float | None, tell: Callable[[str], None]) -> None:
     """Writes the published model to a safetensors file.
 
-    every_s: shortest time in seconds before the file is replaced; None to write only one file.
-    tell: called with a line for each file. Raises FollowerError.
+    every_s: shortest time between two writes, in seconds, or None to write the file once. tell: called with each line
+    for the user. Raises FollowerError if the model cannot be read or the file cannot be written.
     """
     thread = FollowThread(source, clock)
     thread.start()
@@ -47,7 +47,7 @@ def pull(out: Path, source: Source, clock: Clock, every_s: float | None, tell: C
 
 
 def _write(out: Path, cut: Cut) -> int:
-    """Writes the file, which replaces an older one when it is complete. Returns its size in bytes."""
+    """Writes a new file. The complete file replaces an older file. Returns its size in bytes."""
     try:
         with new_file(out) as file:
             return write_model(file, cut.layout, cut.fixed, cut.fragments, cut.run)

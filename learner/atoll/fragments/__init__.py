@@ -1,4 +1,4 @@
-"""The state of each fragment at a learner: coded values, adoption, and the exchange between its two threads.
+"""The state of each fragment at a learner: coded values, adoption, and the exchange between the learner's threads.
 
 May import: nothing.
 """

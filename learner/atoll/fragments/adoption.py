@@ -1,15 +1,15 @@
-"""PURE: the state of one fragment at a learner, and how it changes. No torch.
+"""PURE: the state of one fragment at a learner, and its changes. This module does not use torch.
 
 Anchor A, local parameters L, pseudo-gradient D = A - L. A contribution carries q = decode(encode(D)). The quantisation
-error stays in L, so there is no error buffer. Adopting A' after D was taken:
+error stays in L, so there is no error buffer. An adoption of A' sets L to L':
 
     q was merged                  L' = L + (u + q), but L + u if the work was dropped after q was taken
-    q in flight, or none          L' = L + u             ("rebase"; "overwrite" sets D = 0)
-    q refused, e.g. too stale     L' = A'                (D = 0: the work is dropped)
+    q is in flight or absent      L' = L + u             ("rebase"; "overwrite" sets D = 0)
+    q was refused, work dropped   L' = A'                (D = 0: for example, the work is too stale)
 
 Here, u is the published update that leads from A to A'. If it is unknown, for example because the learner fetched the
-whole fragment, u = A' - A. Therefore, up to rounding: sum of inner displacements = sum of own merged q + (A - L) +
-dropped work. The owner of a frame computes the change of L, and each rank that holds the parameters adds it.
+whole fragment, u = A' - A. Up to rounding, the sum of inner displacements is therefore the sum of own merged q, plus
+A - L, plus dropped work. The owner of a frame computes the change of L, and each rank with these parameters adds it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from atoll_wire.codec.block_kernels import F32
 from atoll.fragments import segments
 from atoll.fragments.segments import Coded, Coder, FragmentShape
 
-GIVEN_UP = (0, 0)  # tokens and steps of a contribution in flight after its work was dropped
+GIVEN_UP = (0, 0)  # tokens and steps of a contribution in flight whose work was dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Fate:
     """The fate of the contribution in flight at the adopted version: unknown, merged, or dropped.
 
-    q: the sent values if the contribution was merged, else None. restores: for the adopted anchor, see Track.
-    drop: whether the outstanding work is dropped, because it is too stale or from another generation.
+    q: the sent values if the contribution was merged, else None. drop: whether the outstanding work is dropped, because
+    it is too stale or from another generation. restores: see Track, for the adopted anchor.
     """
 
     q: Coded | None = None
@@ -41,9 +41,9 @@ class Fate:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an adoption adds to the parameters. values: the result of `Coder.change`.
+    """The values that an adoption adds to the parameters. values: the result of `Coder.change`.
 
-    since: the older anchor. q: the merged contribution's values, or None.
+    since: the older anchor. q: the merged contribution's coded values, or None.
     """
 
     since: F32
@@ -72,7 +72,8 @@ class PreparedAnchor:
     """A newer anchor, float32 (run.length,), ready to be adopted at a step boundary.
 
     checksum: published checksum of the whole fragment. Version and checksum identify the anchor on all ranks.
-    change: computed in advance to shorten the step boundary. It is used only if its older anchor is still adopted.
+    change: computed in advance to shorten the step boundary. It is used only if its older anchor is still the adopted
+    one and its q is still the merged one.
     """
 
     fragment: int
@@ -84,15 +85,15 @@ class PreparedAnchor:
 
 
 class PseudoGradient:
-    """A pseudo-gradient, with its tokens, steps and base version.
+    """A pseudo-gradient with its tokens, steps and base version.
 
-    number: number of the contribution, counted by `takes` of Track. restores: see Track.
+    number: number of the contribution, which `Track.takes` counts. restores: see Track.
     The first read of `coded` encodes the values. A worker thread does this while the model trains.
     """
 
     def __init__(self, track: Track, values: Callable[[], Any], tokens: int, steps: int, coder: Coder) -> None:
-        """values: returns the run's local values at the time of taking, in the form that `coder` needs. May wait for
-        other ranks."""
+        """values: returns the run's local values when the pseudo-gradient was taken, in the form that `coder` needs. It
+        may wait for other ranks."""
         self.number = track.takes
         self.tokens = tokens
         self.steps = steps
@@ -119,13 +120,15 @@ class Track:
 
     shape: the shape of this rank's frames, in the run's codec.
     version, anchor: the last adopted version and its anchor.
-    base_version: the version at which D was last empty or last merged, so that an adoption does not reduce staleness.
+    base_version: the version at which D was last empty or last merged. Other adoptions do not raise it, so they do not
+    reduce the staleness.
     tokens_from, steps_from: the learner's counters at the end of its merged or dropped work. Later work is outstanding.
     flying: tokens and steps of the contribution in flight that are still outstanding. None if nothing is in flight.
     overwritten: tokens of that contribution that are no longer outstanding. If it is not merged, they are dropped.
     restores: number of restores to a checkpoint that this process had seen when the anchor arrived. The learner does
     not send work from before the latest restore.
-    takes: number of pseudo-gradients taken so far, and so the newest contribution's number. The same on all ranks.
+    takes: number of pseudo-gradients taken so far, which is also the newest contribution's number. It is equal on all
+    ranks.
     """
 
     shape: FragmentShape
@@ -140,7 +143,7 @@ class Track:
     takes: int = 0
 
     def take(self, values: Callable[[], Any], tokens: int, steps: int, coder: Coder = segments) -> PseudoGradient:
-        """Takes the current pseudo-gradient. values: see PseudoGradient. tokens, steps: the learner's counters."""
+        """Returns the current pseudo-gradient. values: see PseudoGradient. tokens, steps: the learner's counters."""
         assert self.flying is None, "at most one contribution of a fragment is in flight"
         self.flying = (tokens - self.tokens_from, steps - self.steps_from)
         self.takes += 1
@@ -164,7 +167,7 @@ class Track:
         return given_up
 
     def change_to(self, newer: PreparedAnchor, coder: Coder = segments) -> Any:  # noqa: ANN401 - see Coder
-        """Returns what to add to the parameters if an adoption keeps outstanding work."""
+        """Returns the values to add to the parameters in an adoption that keeps outstanding work."""
         q = newer.fate.q if self.flying != GIVEN_UP else None
         ahead = newer.change
         if ahead is not None and ahead.since is self.anchor and ahead.q is q:

@@ -17,9 +17,9 @@ from atoll.fragments.segments import Coded
 
 log = structlog.get_logger()
 
-# The training thread waits in short intervals, because a signal that another thread receives does not wake it.
+# Seconds of one wait of the training thread. Waits are short, because a signal to another thread does not end them.
 PIECE_S = 0.5
-PER_BOUNDARY = 8  # limit on adoptions, and on answered rounds, at one step boundary
+PER_BOUNDARY = 8  # limit on items of each kind in the work of one step boundary
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class DueRound:
 class Submission:
     """A pseudo-gradient for the agent. The training thread may submit it several times, but the agent sends it once.
 
-    units: the data units whose training ended in its steps (see `UnitLog.ranges`).
+    units: the data units that its steps finished (see `UnitLog.ranges`).
     """
 
     fragment: int
@@ -64,7 +64,8 @@ class BoundaryWork:
 class ThreadExchange:
     """Data that the agent and the step boundary pass to each other.
 
-    `something` may be read without the lock. A step without work reads only `something` and `todo`.
+    something: whether a step boundary has new work. It may be read without the lock. A step without work reads only
+    `something` and `todo`.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -74,7 +75,7 @@ class ThreadExchange:
         self._confirmed: OrderedDict[int, tuple[int, int]] = OrderedDict()  # by fragment: version and checksum
         self._due: OrderedDict[int, DueRound] = OrderedDict()
         self._released: list[int] = []
-        self._boundary_at = 0.0  # monotonic seconds of the newest boundary that had work
+        self._boundary_at = 0.0  # time of the newest boundary that had work, in monotonic seconds
         self._unsettled: set[Submission] = set()
         self.settled = 0  # number of contributions that were acknowledged or refused
         self.todo = BoundaryWork()
@@ -115,7 +116,7 @@ class ThreadExchange:
     def withdraw(self, longer_than_s: float) -> list[DueRound]:
         """Removes and returns rounds that have waited for more than `longer_than_s` seconds without a step boundary.
 
-        The time is counted from the last boundary, because a boundary answers at most PER_BOUNDARY rounds.
+        Each boundary restarts this time, because a boundary answers at most PER_BOUNDARY rounds.
         """
         with self._lock:
             before = self._clock.monotonic() - longer_than_s
@@ -140,7 +141,7 @@ class ThreadExchange:
             self._news.notify_all()
 
     def pause(self, reason: str) -> None:
-        """Pauses training. An empty reason resumes training."""
+        """Pauses training for a reason. An empty reason resumes training."""
         with self._lock:
             changed, self.paused = reason != self.paused, reason
             self._news.notify_all()
@@ -156,7 +157,7 @@ class ThreadExchange:
     # ------------------------------------------------------------------------------ the step boundary's side
 
     def submitted(self, taken: Submission) -> None:
-        """Records that the training thread submits a contribution to the agent. Idempotent."""
+        """Records that the training thread submits a contribution to the agent. Repeated calls are allowed."""
         with self._lock:
             if not taken.settled:
                 self._unsettled.add(taken)
@@ -167,13 +168,13 @@ class ThreadExchange:
         return len(self._unsettled)
 
     def first(self) -> list[Adopting]:
-        """Returns the confirmed anchor of each fragment, in order of fragments."""
+        """Returns the confirmed anchors, in order of fragments."""
         with self._lock:
             named = [Adopting(fragment, *self._confirmed[fragment]) for fragment in sorted(self._confirmed)]
             return [replace(each, restores=self._found(each)[0].fate.restores) for each in named]
 
     def take_first(self, anchors: Sequence[Adopting]) -> list[PreparedAnchor]:
-        """Removes and returns the first anchor of each fragment. anchors: the result of `first` on rank 0."""
+        """Removes and returns the anchors with which the learner begins. anchors: the result of `first` on rank 0."""
         with self._lock:
             taken = [self._found(each, decided=True) for each in anchors]
             for prepared, left in taken:
@@ -191,7 +192,8 @@ class ThreadExchange:
     def wait_settled(self, timeout_s: float, *, fates: bool = False) -> bool:
         """Waits until every contribution is acknowledged or refused. Returns False on timeout or if the agent stopped.
 
-        fates: wait until a step boundary has work instead, because a merge or refusal may allow another contribution.
+        fates: whether to wait instead until a step boundary has work, because a merge or refusal may allow another
+        contribution.
         """
         with self._lock:
             done = (lambda: self.something or bool(self.todo)) if fates else (lambda: not self._unsettled)
@@ -213,7 +215,8 @@ class ThreadExchange:
     def next(self, *, adopted_first: bool = False) -> BoundaryWork:
         """Returns the unfinished work of the last boundary, or new work of at most PER_BOUNDARY items of each kind.
 
-        adopted_first: do not answer a fragment's round before its confirmed anchor is adopted.
+        adopted_first: whether a fragment's round waits for a boundary after the adoption of its confirmed anchor. If
+        False, one boundary may adopt the anchor and then answer the round.
 
         A slow learner may find several rounds at a boundary. If it answered only one, it would be late for the others.
         """
@@ -244,7 +247,7 @@ class ThreadExchange:
         left = OrderedDict((number, each) for number, each in self._due.items() if number not in answered)
         still = self._released[len(released) :]
         more = bool(confirmed or left or still)
-        # Only assignments, so that no signal handler runs between them.
+        # Only assignments follow, so that no signal handler runs between them.
         self.todo = BoundaryWork(deque(released), deque(each for each, _ in found), deque(due))
         self._released = still
         self._prepared = prepared
@@ -258,9 +261,9 @@ class ThreadExchange:
         return OrderedDict((number, each) for number, each in self._confirmed.items() if done.get(number) != each)
 
     def _found(self, wanted: Adopting, *, decided: bool = False) -> tuple[PreparedAnchor, list[PreparedAnchor]]:
-        """Returns the wanted anchor, and the prepared anchors that are newer.
+        """Returns the wanted anchor and the prepared anchors that are newer.
 
-        The anchor's fate combines the fates of all older prepared anchors.
+        The anchor's fate also includes the fates of all older prepared anchors.
         decided: `wanted` is rank 0's decision, which overrides the fate that this rank knows.
         If this rank owns no frames of the fragment, it has no prepared anchor, and the result is an empty anchor.
         """

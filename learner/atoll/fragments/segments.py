@@ -40,7 +40,7 @@ ALIGNED = 64  # alignment in bytes of each frame's content in the shared block o
 
 @dataclass(frozen=True, slots=True)
 class FragmentShape:
-    """The positions of a run's segments, in the run's vector and in the contents of its frames.
+    """The positions of a run's segments in the run's vector and in the contents of its frames.
 
     length: number of values in the run.
     rows: int64 (segments, 5): offset in the run's vector, length, frame of the run, and the byte offsets of codes and
@@ -78,7 +78,8 @@ class FragmentShape:
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """Coded values of a run: the contents of its frames (see `frame_codec`). starts: their addresses."""
+    """Coded values of a run: the contents of its frames (see `frame_codec`). starts: the contents' addresses, int64
+    (frames,)."""
 
     contents: Sequence[Content]
     starts: I64
@@ -96,22 +97,23 @@ class Coded:
 
 
 class Coder(Protocol):
-    """Encodes pseudo-gradients, and computes changes of parameters. This module is the coder for host memory.
+    """Encodes pseudo-gradients and computes changes of parameters. This module is the coder for host memory.
 
     The results of all coders are bit-identical. The type of values depends on the coder.
     """
 
     def ahead(self, anchor: F32, shape: FragmentShape) -> Callable[[], None] | None:
-        """Returns work that makes a later `code` with this anchor faster, or None. Worker threads do such work."""
+        """Returns a function that makes a later `code` with this anchor faster, or None. Worker threads call it."""
 
     def code(self, anchor: F32, values: Any, shape: FragmentShape) -> Coded:  # noqa: ANN401
         """Encodes anchor - values, each float32 (shape.length,). Raises CodecError if a value is not finite."""
 
     def change(self, old: F32, new: F32, update: Coded | None, q: Coded | None, shape: FragmentShape) -> Any:  # noqa: ANN401
-        """Returns what an adoption adds to the parameters: update + q, or new - old + q if the update is unknown.
+        """Returns the values that an adoption adds to the parameters.
 
+        The values are update + q, or new - old + q if the update is unknown.
         old, new: anchors, float32 (shape.length,). update: coded values with new = old + update, or None.
-        q: coded values, or None for zero.
+        q: the merged contribution's coded values, or None for zero.
         """
 
 
@@ -128,7 +130,7 @@ def code(anchor: F32, values: F32, shape: FragmentShape) -> Coded:
 
 
 def change(old: F32, new: F32, update: Coded | None, q: Coded | None, shape: FragmentShape) -> F32:
-    """Returns what an adoption adds to the parameters, float32 (shape.length,). See Coder."""
+    """Returns the values that an adoption adds to the parameters, float32 (shape.length,). See Coder."""
     out = buffers.empty(shape.length)
     if update is None:
         np.subtract(new, old, out=out)
@@ -238,7 +240,7 @@ def _add(values: F32, starts: I64, rows: I64) -> None:
 
 
 def warm_up() -> None:
-    """Compiles the kernels, or loads them from disk, before the model trains."""
+    """Compiles the kernels or loads them from disk. Call this function before the model trains."""
     shape, vector = FragmentShape(1, np.array([[0, 1, 0, 0, 1]], np.int64), (3,), 7), np.ones(1, np.float32)
     changed = change(vector, vector, None, code(vector, vector, shape), shape)
     starts, rows = np.array([vector.ctypes.data], np.int64), np.array([[0, 1]], np.int64)

@@ -1,4 +1,4 @@
-"""Atoll for loops with Hugging Face's Accelerate: a learner around what `Accelerator.prepare` returned."""
+"""Atoll for training loops with Hugging Face's Accelerate: a learner for a prepared model and its optimizers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SCHEDULE = (
 class AcceleratedLearner:
     """Turns an Accelerate loop into a learner of a run. The `with` block joins at its start and leaves at its end.
 
-    `step` may be called after each micro-batch: it counts the tokens, and exchanges fragments when Accelerate
-    synchronises gradients. Enter the block after `accelerator.load_state()`: the optimizer then continues from that
-    checkpoint, and the parameters are the run's.
+    Call `step` after each micro-batch. It counts the tokens, and exchanges fragments if Accelerate synchronised the
+    gradients. Enter the block after `accelerator.load_state()`. The optimizer then continues from that checkpoint, and
+    the parameters come from the run.
 
     Args:
         accelerator: The loop's Accelerator.
@@ -96,7 +96,7 @@ class AcceleratedLearner:
         self.close(drain=kind is None)
 
     def start(self) -> AcceleratedLearner:
-        """Joins the run, as entering the block does.
+        """Joins the run. Entering the `with` block calls this method.
 
         Returns:
             This object.
@@ -117,10 +117,10 @@ class AcceleratedLearner:
         self._session.end(drain=drain)
 
     def step(self, batch: object, loss: float | None = None) -> bool:
-        """Counts a micro-batch, and exchanges fragments if it ended an optimizer step.
+        """Counts a micro-batch's tokens, and exchanges fragments if the micro-batch ended an optimizer step.
 
         Args:
-            batch: The micro-batch. Its tokens are counted.
+            batch: The micro-batch.
             loss: The training loss, shown in status and metrics.
 
         Returns:
@@ -140,7 +140,7 @@ class AcceleratedLearner:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Context manager for evaluation and `save_state`, so that they do not count as lost time.
+        """Context manager for evaluation and `save_state`. The time in its block does not count as lost.
 
         Example:
             ```python
@@ -155,7 +155,7 @@ class AcceleratedLearner:
             self._session.resume()
 
     def metrics(self) -> dict[str, float]:
-        """Returns figures of the run, by name, such as `atoll/run_tokens`.
+        """Returns figures of the run, by name, such as `atoll/run_tokens`. Empty before `start`.
 
         Example:
             ```python

@@ -1,4 +1,4 @@
-"""Counts the tokens of batches as trainers' collators build them."""
+"""Counts the tokens in the batches of trainers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ CountTokens: TypeAlias = Callable[[Any], int | torch.Tensor]
 def count_tokens(batch: object) -> int | torch.Tensor:
     """Returns the number of tokens in a batch.
 
-    A mapping's tokens are those in its `attention_mask`, else its `labels` except -100, else its `input_ids`. In a
-    sequence, the last tensor counts as labels, or else the first one as token IDs. A tensor of integers has one token
-    per element.
+    For a mapping, this is the sum of its 2-dimensional `attention_mask`. Without a mask, it is the number of `labels`
+    other than -100, and without labels, the number of `input_ids`. For a sequence, the last item counts as labels if it
+    is a tensor of integers. Otherwise, the first item counts as token IDs. For a tensor of integers, each element is
+    one token.
 
     Args:
         batch: A mapping or sequence of tensors, or a tensor.
 
     Returns:
-        The number. A count from a mask or labels is a tensor, so that counting does not wait for a device.
+        The number of tokens. A count from a mask or labels is a tensor, so that counting does not wait for a device.
 
     Raises:
         LearnerError: If the batch has no such tensor.
@@ -69,7 +70,7 @@ def _is_whole(value: object) -> TypeGuard[torch.Tensor]:
 
 
 class TokenCounter:
-    """Adds up the tokens of the micro-batches of an optimizer step. count: counts those of one batch."""
+    """Adds up the tokens of an optimizer step's micro-batches. count: counts one batch; None for `count_tokens`."""
 
     def __init__(self, count: CountTokens | None) -> None:
         self._count = count or count_tokens
@@ -80,6 +81,6 @@ class TokenCounter:
         self._found.append(self._count(batch))
 
     def take(self) -> int:
-        """Returns the number of tokens since the last call. Waits for the device if batches are on one."""
+        """Returns the number of tokens since the last call. Waits for the device if a batch is on one."""
         found, self._found = self._found, []
         return sum(int(each) for each in found)

@@ -1,4 +1,4 @@
-"""Atoll for Lightning: one callback. Lightning keeps its own data, precision, checkpoints and logs."""
+"""Atoll for Lightning: one callback. Lightning still controls data, precision, checkpoints and logs."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class AtollCallback(Callback):
     """Turns a Lightning Trainer into a learner of a run. The learner joins when fitting begins and leaves when it ends.
 
     - Tokens are counted in all batches of all ranks. All of the Trainer's optimizers belong to the learner.
-    - If the run has a token target, schedulers follow the run's tokens, and training stops there. `max_steps` or
-      `max_epochs` then sets the length of the schedule and the maximum steps of this process.
+    - If the run has a token target, schedulers follow the run's tokens, and training stops at the target.
+      `max_steps` or `max_epochs` then sets the length of the schedule and the maximum steps of this process.
     - Validation does not count as lost time. After an error or Ctrl-C in `fit()`, the learner leaves.
-    - Lightning's loggers get figures of the run, such as `atoll/run_tokens`.
-    - After `fit(ckpt_path=...)`, the optimizer continues from Lightning's checkpoint, and the parameters are the run's.
-      The checkpoint's own parameters are not used.
+    - Lightning's loggers receive figures of the run, such as `atoll/run_tokens`.
+    - After `fit(ckpt_path=...)`, the optimizer continues from Lightning's checkpoint. The parameters come from the run
+      and not from the checkpoint.
 
     Args:
         server: HOST:PORT of a core or front, or several addresses, which are tried in turn.
         name: The learner's name, unique in the run. Default: REGION.HOSTNAME.
         module: The name of the submodule to share, such as "net". Learners with other trainers can then join the run.
-            Optimizers must update only its parameters. Default: the whole LightningModule.
+            Optimizers must update only the submodule's parameters. Default: the whole LightningModule.
         tokens: A function that returns the number of tokens in a batch. Default: see
             `atoll.integrations.batch_tokens.count_tokens`.
         schedule: Whether schedulers follow the run's tokens.
@@ -59,7 +59,7 @@ class AtollCallback(Callback):
     ) -> None:
         self._session = LoopSession({"server": server, "name": name, **options}, tokens, schedule=schedule)
         self._module = module
-        self._steps = 0  # the Trainer's optimizer steps at the last batch's end
+        self._steps = 0  # number of the Trainer's optimizer steps at the end of the last batch
 
     @property
     def learner(self) -> Learner | None:
@@ -77,7 +77,7 @@ class AtollCallback(Callback):
     # ------------------------------------------------------------------------------ Lightning's events
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Joins the run, after Lightning has restored its checkpoint."""
+        """Joins the run. Lightning has already restored its checkpoint."""
         self._steps = trainer.global_step
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         model = pl_module.get_submodule(self._module)
@@ -91,7 +91,7 @@ class AtollCallback(Callback):
         batch: Any,  # noqa: ANN401 - of any data loader
         batch_idx: int,
     ) -> None:
-        """Counts the batch, and exchanges fragments if it ended an optimizer step."""
+        """Counts the batch's tokens, and exchanges fragments if the batch ended an optimizer step."""
         del batch_idx
         learner = self._session.learner
         if learner is None or not self._session.is_training:

@@ -1,4 +1,4 @@
-"""The learner inside a trainer's loop. A trainer's callback translates events into calls of a session."""
+"""The learner inside a trainer's loop. A trainer's callback calls a session at the trainer's events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run_metrics(learner: Learner) -> dict[str, float]:
 
 
 class LoopSession:
-    """Starts a learner when training begins, and closes it when training ends.
+    """Starts a learner when training begins and closes it when training ends.
 
     learner: the current or last learner; None before training begins. options: arguments of `atoll.Learner`.
     tokens: counts the tokens of a batch. schedule: whether schedulers follow the run's tokens.
@@ -50,7 +50,7 @@ class LoopSession:
         schedulers: Sequence[object],
         steps: float,
     ) -> None:
-        """Joins the run. steps: the schedulers' number of steps. Raises LearnerError."""
+        """Joins the run. steps: the schedulers' number of steps. Raises LearnerError if the learner cannot join."""
         self.end(drain=False)
         self._tokens.take()  # drops the tokens of a step that an error interrupted
         learner = self.learner = Learner(model, list(optimizers), **self._options)
@@ -60,7 +60,7 @@ class LoopSession:
         self._follow(learner)
 
     def count(self, batch: object) -> None:
-        """Counts the tokens of a micro-batch that is trained on."""
+        """Counts the tokens of a micro-batch. Does nothing while the learner is not in the run."""
         if self._training:
             self._tokens.add(batch)
 

@@ -29,7 +29,10 @@ class RunSchedule:
         self._warned = False
 
     def follow(self, run_tokens: int, total_tokens: int) -> None:
-        """Sets the learning rates for the run's current tokens. Does nothing if the run has no token target."""
+        """Sets the learning rates for the run's current tokens. Does nothing if the run has no token target.
+
+        If the learning rates cannot be computed for a given step, it only logs one warning.
+        """
         if not total_tokens or not math.isfinite(self._steps):
             return
         scheduler, step = self._scheduler, math.ceil(min(1.0, run_tokens / total_tokens) * self._steps)

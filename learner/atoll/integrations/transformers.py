@@ -1,6 +1,6 @@
 """Atoll for Hugging Face's Trainer: one callback.
 
-The Trainer keeps its own data, precision, checkpoints and logs.
+The Trainer still controls data, precision, checkpoints and logs.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ __all__ = ["AtollCallback"]
 
 
 class AtollCallback(TrainerCallback):
-    """Turns a Trainer into a learner of a run. The learner joins when `train()` begins, and leaves when it ends.
+    """Turns a Trainer into a learner of a run. The learner joins when `train()` begins and leaves when it ends.
 
     - Tokens are counted in all micro-batches of all ranks.
-    - If the run has a token target, the Trainer's schedule follows the run's tokens, and training stops there.
-      `max_steps` then sets the length of the schedule and the maximum steps of this process.
-    - Evaluation and saving do not count as lost time. The learner leaves before the Trainer loads its best model, and
-      after an error in `train()`.
+    - If the run has a token target, the Trainer's schedule follows the run's tokens, and training stops at the
+      target. `max_steps` then sets the length of the schedule and the maximum steps of this process.
+    - Evaluation and saving do not count as lost time. The learner leaves before the Trainer loads its best model. It
+      also leaves after an error in `train()`.
     - The Trainer's log contains figures of the run, such as `atoll/run_tokens`.
-    - After `train(resume_from_checkpoint=...)`, the optimizer continues from the Trainer's checkpoint, and the
-      parameters are the run's. The checkpoint's own parameters are not used.
+    - After `train(resume_from_checkpoint=...)`, the optimizer continues from the Trainer's checkpoint. The parameters
+      come from the run and not from the checkpoint.
 
-    Pass the callback in `callbacks=[...]`, so that the learner leaves after errors.
+    Pass the callback in `callbacks=[...]`. Otherwise, the learner cannot leave after an error.
 
     Args:
         server: HOST:PORT of a core or front, or several addresses, which are tried in turn.
@@ -90,7 +90,7 @@ class AtollCallback(TrainerCallback):
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: object
     ) -> None:
-        """Makes `train()` leave the run after an error. The Trainer has no event for errors."""
+        """Makes the learner leave after an error in `train()`, because the Trainer has no event for errors."""
         del args, state, control, given
         trainer = _calling(Trainer)
         train = trainer.train
@@ -120,13 +120,13 @@ class AtollCallback(TrainerCallback):
         del args, control, given
         self.close(drain=False)
         callbacks = _calling(CallbackHandler).callbacks
-        callbacks.insert(1, callbacks.pop(callbacks.index(self)))  # before callbacks that send the log elsewhere
+        callbacks.insert(1, callbacks.pop(callbacks.index(self)))  # before callbacks that send the log to other tools
         self._session.begin(model, [optimizer], [lr_scheduler] if lr_scheduler is not None else [], state.max_steps)
         self._hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
 
     @torch.compiler.disable
     def _count(self, model: nn.Module, arguments: tuple[object, ...], named: dict[str, object]) -> None:
-        """Counts the tokens of a training batch. Called before each forward pass."""
+        """Counts the tokens of a training batch. The model calls it before each forward pass."""
         if model.training and torch.is_grad_enabled():
             self._session.count(named or (arguments[0] if len(arguments) == 1 else arguments))
 
@@ -144,12 +144,12 @@ class AtollCallback(TrainerCallback):
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: object
     ) -> None:
-        """Pauses during an evaluation that `control` did not announce."""
+        """Begins a pause for an evaluation that `control` did not announce."""
         del args, state, control, given
         self._session.rest()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: object) -> None:
-        """Leaves if early stopping ends the training, before the Trainer loads its best model."""
+        """Leaves the run if early stopping ends the training. The Trainer loads its best model after this event."""
         del args, state, given
         if control.should_training_stop:
             self.close()
@@ -157,7 +157,7 @@ class AtollCallback(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: object
     ) -> None:
-        """Leaves if the training ends. Otherwise pauses if an evaluation follows."""
+        """Leaves the run if training ends. Otherwise, begins a pause if an evaluation or a save follows."""
         del args, state, given
         if control.should_training_stop:
             self.close()
@@ -180,7 +180,7 @@ class AtollCallback(TrainerCallback):
         logs: dict[str, float],
         **given: object,
     ) -> None:
-        """Adds figures of the run to the Trainer's log. Leaves if the training has ended."""
+        """Adds figures of the run to the Trainer's log. Leaves the run if training has ended."""
         del args, given
         learner = self._session.learner
         if learner is not None and self._session.is_training:
@@ -200,7 +200,7 @@ class AtollCallback(TrainerCallback):
 
 
 def _calling(kind: type[Any]) -> Any:  # noqa: ANN401 - an object of this type
-    """Returns the object of a type whose method is calling. The Trainer passes itself to no callback."""
+    """Returns the object of this type on the call stack. The Trainer does not pass itself to callbacks."""
     frame = sys._getframe(1)
     while not isinstance(found := frame.f_locals.get("self"), kind):
         assert frame.f_back is not None, f"a {kind.__name__} calls this event"

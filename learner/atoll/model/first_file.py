@@ -1,6 +1,6 @@
 """Writes a run's initial parameters to a file. The training threads of all ranks do this together.
 
-Rank 0's agent asks for the file while the training threads wait for the first anchors. The ranks collect and write one
+Rank 0's agent requests the file while the training threads wait for the first anchors. The ranks collect and write one
 tensor at a time, so that no rank needs the whole model in memory.
 """
 
@@ -46,7 +46,7 @@ class FirstFile:
         return self._asked is not None
 
     def write_together(self) -> None:
-        """Writes the file on the rank whose agent asked for it. All ranks call this together."""
+        """Writes the file on the rank whose agent requested it. All ranks call this together."""
         asked, self._asked = self._asked, None
         if asked is None:
             self._parameters.save(None, frozen=self._frozen)

@@ -1,8 +1,8 @@
-"""Applies adoptions to an optimizer's copies of the parameters: float32 master weights, slow or averaged weights.
+"""Applies adoptions to an optimizer's copies of the parameters, such as float32 master weights or averaged weights.
 
 An optimizer that updates its own copies and writes them to the parameters would undo each adoption at its next step.
 Atoll detects copies in the state of the learner's optimizers: tensors with a parameter's shape and nearly the same
-values. Users must name other copies.
+values. Users must name other copies with the Learner's argument `copies`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from atoll.ranks.placements import local_tensor
 
 Pairs = Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]]
 
-NEAR = 0.1  # largest relative distance of a copy from its parameter; that of a momentum is around 1
-LOOKED_AT = 4096  # number of values that are compared
+NEAR = 0.1  # largest relative distance of a copy from its parameter; a momentum's distance is about 1
+LOOKED_AT = 4096  # number of values per tensor that are compared
 
 
 @dataclass(slots=True)
 class OptimizerCopies:
     """Finds an optimizer's copies of parameters, and applies the parameters' changes to them.
 
-    named: returns (parameter, copy) pairs. It is called for each change, because optimizers create their state late.
+    named: a function that returns (parameter, copy) pairs. It is called for each change, because optimizers create
+    their state late.
     """
 
     optimizers: Sequence[torch.optim.Optimizer]
@@ -36,9 +37,9 @@ class OptimizerCopies:
 
     @contextlib.contextmanager
     def following(self, parameters: Sequence[torch.Tensor], *, restart: bool = False) -> Iterator[None]:
-        """Context manager for a change of parameters, which makes the same change to the copies.
+        """Context manager whose block changes the parameters. Afterwards, it applies the same change to the copies.
 
-        restart: set the copies equal to the parameters instead.
+        restart: whether to set the copies equal to the parameters instead.
         """
         pairs = [(local_tensor(parameter), local_tensor(copy)) for parameter, copy in self._of(parameters)]
         before = [None if restart else parameter.clone() for parameter, _ in pairs]
@@ -56,7 +57,7 @@ class OptimizerCopies:
         return {place for place, is_copy in self._known.items() if is_copy}
 
     def told(self, parameters: Sequence[torch.Tensor], copies: Collection[tuple[int, str]]) -> None:
-        """Sets which state tensors are copies. copies: the result of `found` when the current state was saved."""
+        """Records which state tensors are copies. copies: the result of `found` when the current state was saved."""
         states = [(p, optimizer.state.get(p, {})) for optimizer in self.optimizers for p in parameters]
         self._known = {(id(p), key): (id(p), key) in copies for p, state in states for key in state}
 

@@ -43,9 +43,10 @@ class OptimizersOf:
 
 
 class _Listeners:
-    """All listeners.
+    """The listeners of this process.
 
-    The hooks are set once and never removed, because stepping threads iterate over torch's dictionary of hooks.
+    The hooks are set once and never removed, because optimizer steps in other threads may be iterating over torch's
+    dictionary of hooks.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Views of the parameters of each fragment, which are kept until the parameters move.
+"""Views of each fragment's parameters, which are kept until the parameters' memory moves.
 
 Each torch call releases the GIL, and so does freeing a tensor. Callers therefore make one call for all tensors of a
 fragment, on these views.
@@ -23,7 +23,7 @@ class FragmentViews:
 
     at: addresses and strides of the parameters; the views are valid while these stay the same.
     pieces: flat views of the parameters, or of their contiguous copies.
-    turned: each non-contiguous parameter, with its contiguous copy.
+    turned: each non-contiguous parameter and its contiguous copy.
     """
 
     at: list[tuple[int, ...]]

@@ -1,4 +1,4 @@
-"""The trainable tensors of a PyTorch model and their names, for any device, dtype and wrapper."""
+"""The trainable tensors of a PyTorch model and their names, for any device, dtype and wrapper except FSDP1."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
 class Parameters:
-    """The trainable parameters: those that require gradients and that an optimizer updates, tied ones once.
+    """The trainable parameters, which require gradients and which an optimizer updates. Tied parameters occur once.
 
     unshared: names, or patterns such as "teacher.*", of parameters that the run neither trains nor compares.
-    copies: see `optimizer_copies`. Optimizers may update copies instead of the parameters.
+    copies: a function that returns (parameter, copy) pairs. Optimizers may update these copies instead of the
+    parameters (see `optimizer_copies`).
     Raises LearnerError for models that Atoll cannot train.
     """
 
@@ -145,11 +146,11 @@ class Parameters:
         return digest.digest()
 
     def save(self, path: Path | None, *, frozen: bool = False) -> None:
-        """Writes a run's initial parameters: the state_dict as a safetensors file, with tied tensors once.
+        """Writes a run's initial parameters: the state_dict as a safetensors file, in which tied tensors occur once.
 
-        frozen: whether the file holds the frozen parameters. Otherwise its metadata names them.
-        All ranks call this together. Ranks without a path only send their parts. Only one tensor is in memory at a
-        time.
+        path: the file, or None on a rank that only sends its parts to the other ranks.
+        frozen: whether the file holds the frozen parameters. Otherwise, its metadata lists their names.
+        All ranks call this together. Each rank gathers one whole tensor at a time. Raises OSError.
         """
         reshard(self.model)
         asleep = {id(parameter) for _, parameter in self._frozen}
@@ -173,7 +174,7 @@ class Parameters:
         deque(wholes, maxlen=0)  # ranks that do not write, or whose disk failed, still send their parts
 
     def not_shared(self) -> dict[str, torch.Tensor]:
-        """Returns what the run does not hold, by name: unshared parameters, and buffers that a state_dict contains."""
+        """Returns tensors that the run does not hold, by name: unshared parameters, and buffers in a state_dict."""
         own = {given[0]: p.detach() for p, given in self._names.items() if id(p) in self._unshared}
         return own | self._saved_buffers()
 
@@ -188,18 +189,18 @@ class Parameters:
         return f"{sum(p.numel() for p in self.values):,} of {sum(p.numel() for p in self._names):,} parameters"
 
     def names_of(self, tensors: Sequence[torch.Tensor]) -> list[str]:
-        """Returns the name of each parameter, and for a named copy its parameter's name. "" for other tensors."""
+        """Returns a name for each tensor: a parameter's name, the parameter's name for its named copy, or else ""."""
         owners = {id(copy): owner for owner, copy in self.copies.named()}
         names = {id(parameter): given[0] for parameter, given in self._names.items()}
         return [names.get(id(owners.get(id(tensor), tensor)), "") for tensor in tensors]
 
     def warn(self, learner: str) -> None:
-        """Logs a warning for trained values that are not shared. learner: the learner's name."""
+        """Logs a warning if the model has BatchNorm averages, which are not shared. learner: the learner's name."""
         if averages := [_plain(name) for name, _ in self.model.named_buffers() if name.endswith("running_mean")]:
             log.warning(AVERAGES, learner=learner, layers=len(averages), first=averages[0])
 
     def warn_of_buffers(self, learner: str) -> None:
-        """Logs a warning for buffers that may have changed since this object was created, unless `warn` names them."""
+        """Logs a warning if buffers other than BatchNorm's may have changed since this object was created."""
         now = self._saved_buffers().items()
         known = [(name, self._buffers[name], buffer) for name, buffer in now if name in self._buffers]
         moved = [name for name, (was, seen), buffer in known if was() is not buffer or seen != _version(buffer)]
@@ -216,7 +217,7 @@ class Parameters:
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """Returns the number of changes of a tensor's memory; 0 for tensors that do not count them."""
+    """Returns the number of in-place changes of a tensor, or 0 for a tensor that does not count them."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -231,7 +232,7 @@ def _refuse_fsdp1(model: nn.Module) -> None:
 
 
 def _names(model: nn.Module) -> dict[nn.Parameter, list[str]]:
-    """Returns each parameter once, in the model's order, with all its names and without prefixes of wrappers."""
+    """Returns all names of each parameter, in the model's order. The names have no prefixes of wrappers."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(_plain(name))

@@ -1,4 +1,4 @@
-"""Reads values at a few places of the parameters. A read takes microseconds and does not wait for a device."""
+"""Reads values at a few places in the parameters. A read takes microseconds and does not wait for a device."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from atoll.fragments.segments import I64, gather
 from atoll.ranks.division import Division, LocalPiece
 from atoll.ranks.placements import addresses, local_tensor
 
-PLACES = 8  # number of places; if there are more fragments, each has one place
-VALUES = 256  # number of values in all places
-MIN_VALUES = 8  # values per place if there are many fragments
+PLACES = 8  # usual number of places; with more fragments than this, each sampled fragment has one place
+VALUES = 256  # number of values in all places together
+MIN_VALUES = 8  # lower bound on the values per place
 MAX_PLACES = VALUES // MIN_VALUES
 
 Row = F32 | torch.Tensor  # concatenated values of all places; a device may not have computed them yet
 
 
 class ParameterSamples:
-    """Places in all fragments, or in MAX_PLACES of them.
+    """Samples of a rank's parameters, at places in all fragments or in at most MAX_PLACES of them.
 
     values: trainable parameters in the order of the layout. divisions: this rank's division of each fragment.
-    edges: start of each place in a row. fragments: fragment of each place. rounding: relative rounding of each place's
-    type. parameters: parameters that contain places.
+    edges: start of each place in a row. fragments: index of each place's fragment. rounding: machine epsilon of each
+    place's dtype. parameters: the parameters that contain places.
     """
 
     def __init__(self, values: Sequence[nn.Parameter], divisions: Sequence[Division]) -> None:
@@ -46,7 +46,7 @@ class ParameterSamples:
         self._look()
 
     def settle(self) -> bool:
-        """Finds the parameters' memory again if it moved. Returns whether the shape of rows changed."""
+        """Updates the views if the parameters' memory moved. Returns whether `edges` changed."""
         if self._views and self._at == addresses(self.parameters):
             return False
         before = self.edges
@@ -129,9 +129,9 @@ def _chosen(division: Division, count: int) -> list[tuple[LocalPiece, int]]:
 
 
 def _view(tensor: torch.Tensor, start: int, length: int) -> torch.Tensor:
-    """Returns a view of up to `length` values from flat element `start` on, or from earlier if too few follow.
+    """Returns a view of up to `length` values from flat element `start`, or from an earlier one if too few follow.
 
-    If the tensor is not contiguous, all values are from one row.
+    If the tensor is not contiguous, all values are from one row of its last dimension.
     """
     if tensor.is_contiguous():
         return tensor.view(-1)[min(start, max(0, tensor.numel() - length)) :][:length]

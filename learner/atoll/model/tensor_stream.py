@@ -1,4 +1,4 @@
-"""Writes a safetensors file tensor by tensor. The safetensors library needs all tensors in memory at once."""
+"""Writes a safetensors file one tensor at a time. The safetensors library needs all tensors in memory at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ NAMES = {
 def write(
     path: Path, tensors: Mapping[str, torch.Tensor], values: Iterable[torch.Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Writes a file. tensors: name, shape and type of each. values: contiguous, in host memory, in the same order."""
+    """Writes a safetensors file. Raises OSError if this fails.
+
+    tensors: the tensors by name, of which only shape and dtype are used. values: their contiguous values in host
+    memory, in the same order. metadata: entries of the file's header.
+    """
     heads = [(name, NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()]
     with path.open("wb") as file:
         write_header(file, heads, metadata)

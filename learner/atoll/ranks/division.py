@@ -1,4 +1,4 @@
-"""PURE: how the ranks of a learner divide a fragment.
+"""PURE: the division of a fragment among the ranks of a learner.
 
 A fragment's values are divided among the ranks in two ways:
 
@@ -42,10 +42,10 @@ class LocalPiece:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Runs of equal length at equal distances, which one strided copy moves.
+    """`count` runs of `length` values each, at equal distances. One strided copy moves them all.
 
-    place: position of the first run in the rank's own vector. step: distance between the starts of the runs there.
-    start: position of the first run in the message buffer, where the runs are consecutive.
+    place: position of the first run in the rank's own vector. step: distance between the starts of the runs in that
+    vector. start: position of the first run in the message buffer, where the runs are consecutive.
     """
 
     place: int
@@ -59,8 +59,8 @@ class Grid:
 class Moves:
     """The values that one rank sends or receives in one exchange with all ranks.
 
-    places, lengths: int64 (runs,): position of each run in the rank's own vector, and its length, in the order of the
-    message buffer. counts: number of values to or from each rank.
+    places, lengths: int64 (runs,), the position of each run in the rank's own vector, and the run's length, in the
+    order of the message buffer. counts: number of values to or from each rank.
     """
 
     places: I64
@@ -78,14 +78,14 @@ class Moves:
         return np.cumsum(self.lengths) - self.lengths
 
     def is_all_of(self, length: int) -> bool:
-        """Returns whether the message buffer is the same as the whole vector, which has this length."""
+        """Returns whether the message buffer is the same as the rank's whole vector. length: the vector's length."""
         return len(self.places) == 1 and self.places[0] == 0 and self.lengths[0] == length
 
     def grids(self) -> list[Grid]:
-        """Returns the runs as few grids. A part that is cut along its columns has one run per row, but few grids."""
+        """Returns the runs in grids. A part that is cut along its columns has one run per row, but only a few grids."""
         steps, found, run, runs = np.diff(self.places), list[Grid](), 0, len(self.places)
-        steps[(self.lengths[1:] != self.lengths[:-1]) | (steps < 0)] = 0  # between runs that cannot be in one grid
-        ends = np.append(np.flatnonzero(steps[1:] != steps[:-1]) + 1, runs - 1)  # ends of runs of equal steps
+        steps[(self.lengths[1:] != self.lengths[:-1]) | (steps < 0)] = 0  # 0: the two runs cannot be in one grid
+        ends = np.append(np.flatnonzero(steps[1:] != steps[:-1]) + 1, runs - 1)  # last runs of series of equal steps
         starts = self.starts
         while run < runs:
             step = int(steps[run]) if run < runs - 1 else 0
@@ -98,13 +98,14 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """One rank's view of a fragment.
+    """One rank's share of a fragment: its parts of tensors, its frames, and the values that it exchanges.
 
     run: the frames that the rank owns. It is empty on some ranks if there are more ranks than frames.
-    pieces: the rank's parts of the fragment's tensors. Together they form its local vector.
-    given, owned: to take a pseudo-gradient, the rank sends `given` from its local vector, and receives `owned` into the
+    pieces: the rank's parts of the fragment's tensors. Together, they form the rank's local vector.
+    given, owned: to take a pseudo-gradient, the rank sends `given` from its local vector and receives `owned` into the
     run's vector.
-    spread, held: to adopt an anchor, it sends `spread` from the run's vector, and receives `held` into the local one.
+    spread, held: to adopt an anchor, the rank sends `spread` from the run's vector and receives `held` into its local
+    vector.
     """
 
     fragment: FragmentLayout
@@ -122,9 +123,9 @@ class Division:
 
 
 def owned_runs(fragment: FragmentLayout, ranks: int) -> list[FrameRun]:
-    """Returns the consecutive frames that each rank owns, by rank. Their lengths are nearly equal.
+    """Returns the consecutive frames that each rank owns, by rank. The runs have nearly equal lengths.
 
-    The rank that owns the first frames differs between fragments. Otherwise, a rank might never own a frame.
+    The rank that owns the first frames differs between fragments, because otherwise a rank might own no frame at all.
     """
     middles = [(frame.offset + frame.length / 2) * ranks / fragment.length for frame in fragment.frames]
     edges = [bisect_right(middles, float(number)) for number in range(ranks)]
@@ -145,7 +146,7 @@ class Owners:
     size: int = 1
 
     def run(self, fragment: FragmentLayout) -> FrameRun:
-        """Returns the consecutive frames that this rank owns. There may be none."""
+        """Returns the consecutive frames that this rank owns. The run may be empty."""
         return owned_runs(fragment, self.size)[self.rank]
 
 
@@ -173,7 +174,7 @@ def _holders(parts: Sequence[Sequence[TensorPart]], tensor: int) -> dict[TensorP
 
 
 def _sender(holders: Sequence[int], owner: int) -> int:
-    """Returns the rank that sends a part to an owner: the owner if it holds the part, else one of the holders."""
+    """Returns the rank that sends a part to an owner: the owner itself if it holds the part, else another holder."""
     return owner if owner in holders else holders[owner % len(holders)]
 
 

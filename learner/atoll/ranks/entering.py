@@ -60,7 +60,7 @@ def _tuples(ranges: Sequence[Sequence[Sequence[int]]]) -> tuple[tuple[tuple[int,
 def next_stage(ranks: RankGroup, state: bool | LearnerError, *, file: bool) -> Stage:
     """Returns the next action, which is the same on all ranks. All ranks call this together.
 
-    state: whether this rank has its first anchors, or the error if it cannot join.
+    state: whether this rank has its first anchors, or the error that prevents this rank from joining.
     file: whether this rank's agent needs the file of initial parameters.
     Raises LearnerError if a rank cannot join.
     """

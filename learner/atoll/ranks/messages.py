@@ -1,4 +1,4 @@
-"""Messages between the agents of a learner's ranks, through a store on rank 0.
+"""Exchanges messages between the agents of a learner's ranks, through a store on rank 0.
 
 Background threads must not make collective calls: the order of the calls would differ between ranks, and the ranks
 would wait for each other forever. Messages go through a torch TCPStore instead, each under its own key.
@@ -22,7 +22,7 @@ from atoll.ranks.rank_group import RankGroup
 CONNECT = timedelta(seconds=60)
 FOREVER = timedelta(days=365)
 END_S = 5.0  # limit on the wait for each thread, because the store of a lost rank 0 may not answer
-LAST = b""  # ends the thread that reads messages
+LAST = b""  # the message that ends the reading thread
 
 
 class RankMessages(Protocol):
@@ -49,7 +49,10 @@ class StoreMessages:
     """Exchanges messages through a TCPStore on rank 0. All ranks create it together."""
 
     def __init__(self, rank: int, size: int, inbox: TCPStore, outbox: TCPStore, server: TCPStore | None) -> None:
-        """inbox, outbox: two clients, because a client blocks while it waits. server: None except on rank 0."""
+        """inbox, outbox: two clients of the store, because a client blocks while it waits.
+
+        server: the store on rank 0, and None on the other ranks.
+        """
         self.rank, self.size = rank, size
         self._inbox, self._outbox, self._server = inbox, outbox, server
         self._waiting: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
@@ -100,7 +103,10 @@ class StoreMessages:
 
 
 def messages(ranks: RankGroup) -> RankMessages | None:
-    """Returns this rank's connection to the other ranks, or None if there are none. All ranks call this together."""
+    """Returns this rank's connection to the other ranks, or None for a single rank. All ranks call this together.
+
+    Raises LearnerError if this rank cannot connect to rank 0.
+    """
     if ranks.size == 1:
         return None
     host = os.environ.get("MASTER_ADDR") or socket.gethostname()

@@ -25,7 +25,7 @@ def local_tensor(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def addresses(parameters: Iterable[torch.Tensor]) -> list[int]:
-    """Returns the address of this rank's part of each parameter. Cheap enough for every step."""
+    """Returns the address of this rank's part of each parameter. It is fast enough for a call in every step."""
     with torch.no_grad():
         return [(each.to_local() if isinstance(each, DTensor) else each).data_ptr() for each in parameters]
 
@@ -68,10 +68,9 @@ def reshard(model: nn.Module) -> None:
 
 
 def counts_tokens(model: nn.Module, names: Iterable[tuple[str, nn.Parameter]], same_batch: DeviceMesh | None) -> bool:
-    """Returns whether to count this rank's tokens. If several ranks train on the same batch, only one of them counts
-    its tokens.
+    """Returns whether to count this rank's tokens. Ranks that train on the same batch count its tokens once.
 
-    same_batch: the mesh of ranks that train on the same batch, or None.
+    names: the trainable parameters with their names. same_batch: the mesh of ranks that train on the same batch.
     Raises LearnerError if `same_batch` is None, but ranks along a mesh dimension may train on the same batch.
     """
     if same_batch is not None:
@@ -90,7 +89,10 @@ def counts_tokens(model: nn.Module, names: Iterable[tuple[str, nn.Parameter]], s
 
 
 def _data_dimensions(module: nn.Module) -> int:
-    """Returns the number of mesh dimensions that `fully_shard` manages. Ranks along them train on different batches."""
+    """Returns the number of mesh dimensions that `fully_shard` manages for a module.
+
+    Ranks along these dimensions train on different batches.
+    """
     if not isinstance(module, FSDPModule):
         return 0
     group = getattr(module._get_fsdp_state(), "_fsdp_param_group", None)  # torch has no public API for this
@@ -99,7 +101,7 @@ def _data_dimensions(module: nn.Module) -> int:
 
 
 def _after(number: int, placement: object) -> tuple[int, int]:
-    """Returns a sort key that orders mesh dimensions by when they split the tensor.
+    """Returns a key that sorts mesh dimensions in the order in which they split the tensor.
 
     fully_shard splits the tensor after tensor parallelism, and marks its placement with `split_factor`.
     """

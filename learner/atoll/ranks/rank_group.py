@@ -1,4 +1,4 @@
-"""The collective calls of a learner's ranks, which agree on the next actions and exchange values.
+"""The collective calls with which a learner's ranks agree on the next actions and exchange values.
 
 Every rank calls `Learner.step()`, but only rank 0 joins the run and makes decisions. A small all-reduce sums the ranks'
 tokens and distributes rank 0's decision. It runs while the model trains: it begins at one step boundary and ends at a
@@ -34,9 +34,9 @@ END = 4
 
 FAILED, SAVE, SAVING = 1, 2, 4  # flags of a rank: see RankGroup.step
 
-AGREED_S = 0.01  # seconds between agreements, because each takes about 0.1 ms of the training thread's time
+AGREED_S = 0.01  # seconds between agreements, because each agreement takes the training thread about 0.1 ms
 MOST_STEPS = 64  # limit on the steps between two agreements
-WAIT = timedelta(hours=12)  # a slow step on another rank is not an error; torchrun ends the job if a rank dies
+WAIT = timedelta(hours=12)  # long, because another rank's step may be slow; torchrun ends the job if a rank dies
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What all ranks agreed on.
+    """The result of an agreement, which is the same on all ranks.
 
-    tokens: the tokens of all ranks since the last agreement. steps: rank 0's inner steps since then.
+    tokens: the tokens of all ranks since the last agreement. steps: rank 0's inner steps since the last agreement.
     decision: rank 0's decision. failed: ranks that cannot continue. save: whether all ranks save a checkpoint.
     """
 
@@ -94,17 +94,19 @@ class RankGroup(Protocol):
 
         tokens: tokens that this rank trained on in the step. steps: 1, or 0 if the optimizer's step was skipped.
         decide: called on rank 0 when an agreement begins; returns the decision.
-        carry_out: called when an agreement has ended, at the same step on all ranks.
-        flags: returns this rank's flags: FAILED if it cannot continue, SAVE if it asks for a checkpoint, and SAVING
-            while it writes one. The ranks save a checkpoint if any rank asks for it and no rank writes one.
+        carry_out: called with the result when an agreement has ended, at the same step on all ranks.
+        flags: returns this rank's flags: FAILED if it cannot continue, SAVE if it requests a checkpoint, and SAVING
+            while it writes one. The ranks save a checkpoint if any rank requests one and no rank is writing one.
         """
 
     def finish(self, carry_out: CarryOut) -> None:
         """Waits for the current agreement, if any, and carries it out. All ranks call this together."""
 
     def agree(self, decide: Decide, flags: Flags) -> Agreed:
-        """Begins an agreement and waits for its result. No other agreement may be running. All ranks call this
-        together."""
+        """Begins an agreement and waits for its result. All ranks call this together.
+
+        No other agreement may be running.
+        """
 
     def connect(self, device: torch.device | None) -> bool:
         """Prepares exchanges of values on a device. All ranks call this together.
@@ -118,8 +120,9 @@ class RankGroup(Protocol):
 
         given: float32 (sum(sent),), in order of receivers. The caller must not change or free `given` until the
             exchange ends. On a device, the exchange begins after the work that is queued on the current stream.
-        sent, received: number of values to and from each rank. Returns a function that waits for the received values,
-        and returns them in order of senders. On a device, only the stream that is current at that call waits for them.
+        sent, received: number of values to and from each rank.
+        Returns a function that waits for the received values and returns them in order of senders. On a device, only
+        the stream that is current when the function is called waits for them.
         """
 
     def gathered(self, mine: bytes) -> list[bytes]:
@@ -130,7 +133,7 @@ class RankGroup(Protocol):
 
 
 class SingleRank:
-    """A single-process learner."""
+    """The only rank of a single-process learner."""
 
     is_leader = True
     rank = 0
@@ -147,7 +150,7 @@ class SingleRank:
         return _agreed(0, 0, decide(), [flags()])
 
     def connect(self, device: torch.device | None) -> bool:
-        """Returns whether there is a device."""
+        """Returns whether a device is given."""
         return device is not None
 
     def exchange(self, given: Vector, sent: Sequence[int], received: Sequence[int]) -> Callable[[], Vector]:
@@ -173,14 +176,17 @@ class TorchRanks:
     """
 
     def __init__(self, group: dist.ProcessGroup, rank: int, size: int, *, counts: bool = True) -> None:
-        """group: a separate process group for values in host memory. `leave` destroys it and the group of `connect`."""
+        """group: a separate gloo group for agreements and for values in host memory.
+
+        `leave` destroys this group and the group that `connect` creates.
+        """
         self._group = group
         self._of_device: dist.ProcessGroup | None = None  # for values on the device of `connect`
         self.rank = rank
         self.size = size
         self.is_leader = self.rank == 0
         self._counts = counts
-        self._tokens = 0  # since the last agreement began
+        self._tokens = 0  # this rank's tokens since the last agreement began
         self._steps = 0
         self._calls = 0
         self._interval = 1  # calls of `step` from the start of one agreement to the start of the next
@@ -208,7 +214,7 @@ class TorchRanks:
         message = torch.zeros(_LENGTH + self.size, dtype=torch.int64)
         message[0] = self._tokens
         if self.is_leader:
-            message[1] = self._steps  # the same number on all ranks, so that they answer rounds alike
+            message[1] = self._steps  # all ranks use rank 0's number, so that they answer rounds alike
             message[2:_LENGTH] = torch.tensor(_encoded(decide()), dtype=torch.int64)
         message[_LENGTH + self.rank] = flags
         work = dist.all_reduce(message, group=self._group, async_op=True)
@@ -229,8 +235,8 @@ class TorchRanks:
     def connect(self, device: torch.device | None) -> bool:
         """Creates a process group with the default group's backend for this kind of device.
 
-        Training uses this backend too, so it works with the ranks' devices. The group is a separate one, so that
-        training's collective calls do not wait for exchanges.
+        Training uses this backend too, so it works with the ranks' devices. The group is separate, so that training's
+        collective calls do not wait for exchanges.
         """
         backend = _backend_for(device)
         mine = f"{device.type} {backend}".encode() if device is not None and backend else b"none"
@@ -275,7 +281,10 @@ class TorchRanks:
 
 
 def rank_group(*, counts: bool = True) -> RankGroup:
-    """Returns TorchRanks if torch.distributed runs with several processes, else SingleRank. All ranks call this."""
+    """Returns TorchRanks if torch.distributed runs with several processes, else SingleRank.
+
+    counts: see TorchRanks. All ranks call this together.
+    """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         # Agreements and values in host memory need gloo. The default group may have only another backend.
         group = dist.new_group(backend="gloo", timeout=WAIT)
@@ -290,17 +299,17 @@ def _backend_for(device: torch.device | None) -> str:
 
 
 def _agreed(tokens: int, steps: int, decision: Decision, flags: Sequence[int]) -> Agreed:
-    """Returns an agreement's result. flags: by rank."""
+    """Returns an agreement's result. flags: the flags of each rank."""
     failed = tuple(rank for rank, mine in enumerate(flags) if mine & FAILED)
     save = any(mine & SAVE for mine in flags) and not any(mine & SAVING for mine in flags)
     return Agreed(tokens, steps, decision, failed, save)
 
 
-_LENGTH = 7 + PER_BOUNDARY * (1 + 6 + 2)  # numbers in a message: tokens, steps, then a decision
+_LENGTH = 7 + PER_BOUNDARY * (1 + 6 + 2)  # numbers in a message before the flags: tokens, steps, decision
 
 
 def _encoded(decision: Decision) -> list[int]:
-    """Returns a decision as integers. 0 marks an unused place, so fragment numbers start at 1."""
+    """Returns a decision as integers. 0 marks an unused place, so encoded fragment numbers start at 1."""
 
     def filled(rows: Sequence[Sequence[int]], width: int) -> list[int]:
         assert len(rows) <= PER_BOUNDARY, "a boundary has at most PER_BOUNDARY items of each kind"

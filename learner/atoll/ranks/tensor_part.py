@@ -53,8 +53,8 @@ class TensorPart:
     def runs(self, start: int, stop: int) -> tuple[I64, I64, I64]:
         """Returns the part's runs of consecutive elements within a range of the whole tensor.
 
-        start, stop: the range, half-open, in the flattened whole tensor. Returns three arrays, int64 (runs,): position
-        in the flattened whole tensor, position in the flattened part, and length.
+        start, stop: the half-open range in the flattened whole tensor. Returns three arrays, int64 (runs,), with each
+        run's position in the flattened whole tensor, its position in the flattened part, and its length.
         """
         whole, part, lengths = self._all_runs()
         low, high = np.maximum(whole, start), np.minimum(whole + lengths, stop)
@@ -63,7 +63,7 @@ class TensorPart:
         return low[kept], (part + moved)[kept], (high - low)[kept]
 
     def blocks(self) -> list[Block]:
-        """Returns the rectangular blocks of the part. There are none if only the part is empty, but not the tensor."""
+        """Returns the rectangular blocks of the part. An empty part of a tensor that is not empty has no blocks."""
         if self.size == 0 < math.prod(self.shape):
             return []
         located = []
@@ -77,7 +77,7 @@ class TensorPart:
     def _all_runs(self) -> tuple[I64, I64, I64]:
         dimensions = enumerate(zip(self.shape, self.ranges, strict=True))
         cut = [number for number, (size, ranges) in dimensions if ranges != ((0, size),)]
-        split = cut[-1] if cut else 0  # the part has all later dimensions, so each range of this one is a run
+        split = cut[-1] if cut else 0  # the later dimensions are whole, so each range of this one is a run
         inner = math.prod(self.shape[split + 1 :])
         ranges = self.ranges[split] if self.shape else ((0, 1),)
         firsts = np.array([start * inner for start, _ in ranges], np.int64)
@@ -93,7 +93,10 @@ class TensorPart:
 
 
 def chunk(ranges: Sequence[Range], number: int, chunks: int) -> tuple[Range, ...]:
-    """Returns chunk `number` of the indices. As with torch.chunk, the last chunks may be shorter or empty."""
+    """Returns chunk `number` of the indices in `ranges`. As with torch.chunk, the last chunks may be shorter or empty.
+
+    chunks: number of chunks into which the indices are divided.
+    """
     total = sum(stop - start for start, stop in ranges)
     size = -(-total // chunks)
     low, high = min(number * size, total), min((number + 1) * size, total)

@@ -1,8 +1,9 @@
-"""Text as bytes: the sources of the Python standard library, which every machine has, or your files.
+"""Text as bytes, from your files or from the sources of the Python standard library, which every machine has.
 
-A hash of a file's name assigns it to training or validation. A single file, or a folder of few files, is split near its
-end. Batches are random windows that depend only on a seed, a stream and the batch's number. Learners therefore train on
-different text, and a restarted learner continues where it stopped.
+A hash of a file's name assigns the file to training or validation. The text of a single file, or of a folder with few
+files, is split near its end. Batches consist of random windows, which depend only on a seed, a stream and the batch's
+number. The stream is the learner's name. Learners therefore train on different text, and a restarted learner continues
+where it stopped.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 MAX_BYTES = 8_000_000  # limit on the text that is read, so that a restarted learner starts quickly
 HELD_OUT = 20  # one in this many files, or bytes, is validation text
-MIN_HELD_OUT, MAX_HELD_OUT = 0.01, 0.25  # share of a folder's bytes; outside this range, files are not split by name
+MIN_HELD_OUT, MAX_HELD_OUT = 0.01, 0.25  # allowed share of validation bytes; otherwise, files are not split by name
 LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 
 
@@ -70,8 +71,10 @@ def _cut(text: bytes) -> list[NDArray[np.uint8]]:
 
 
 def _folder(path: Path | None) -> list[NDArray[np.uint8]]:
-    """Returns training and validation text from different files. If they cannot be divided well, splits their joined
-    text near its end."""
+    """Returns training and validation text from different files.
+
+    If this would leave too little or too much validation text, splits the joined text of all files near its end.
+    """
     chosen: tuple[list[bytes], list[bytes]] = ([], [])
     everything: list[bytes] = []
     total = 0
@@ -100,7 +103,7 @@ def _files(path: Path | None) -> Iterator[tuple[str, Path]]:
 
 
 def _refuse(error: OSError) -> None:
-    """Makes os.walk raise. It would otherwise skip an unreadable folder, and the text would differ silently."""
+    """Makes os.walk raise the error. Otherwise, it would skip an unreadable folder, and learners' text would differ."""
     raise error
 
 
@@ -109,8 +112,7 @@ def batches(
 ) -> Iterator[torch.Tensor]:
     """Yields batches of windows forever, int64 (batch, context + 1), starting at batch number `first`.
 
-    A batch depends only on its number, the seed and the stream. Another stream gives the same text in a different
-    order.
+    A batch depends only on its number, the seed and the stream. Another stream gives other windows of the same text.
     """
     number = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:8], "big")
     for nth in itertools.count(first):

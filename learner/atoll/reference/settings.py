@@ -59,8 +59,8 @@ class JoinSettings(Certificates, Metrics):
     if_refused: Annotated[
         Literal["exit", "wait"],
         Field(
-            description="If the core refuses this learner for good, for example after an eviction: exit with status 4, "
-            "or wait for SIGTERM, so that no supervisor restarts it."
+            description="If the core refuses this learner permanently, for example after an eviction: exit with "
+            "status 4, or wait for SIGTERM, so that no supervisor restarts it."
         ),
     ] = "exit"
     drain_s: Annotated[

@@ -85,7 +85,7 @@ def train(settings: TrainSettings, joining: JoinSettings) -> None:
     ):
         leaving.learner = learner
         # The run's tokens include those of earlier processes with this name, except for steps after their last report.
-        # A restarted learner therefore continues with text that it has not seen.
+        # A restarted learner therefore continues with batches that it has not trained on.
         first = learner.run_tokens // tokens
         log.info("joined", learner=joining.name, run_tokens=learner.run_tokens, first_batch=first)
         batches = _batches(settings, corpus, joining.name, first)
@@ -136,10 +136,10 @@ def _say(name: str, stats: Stats, loss: float) -> None:
 
 
 def train_alone(settings: TrainSettings, stream: str, tokens: int, tell: Callable[[int, float], None]) -> Transformer:
-    """Runs the same loop without a core, on `tokens` tokens in the order of the learner named `stream`. Returns the
-    model.
+    """Runs the same loop without a core, and returns the trained model.
 
-    tell: called with the step and its loss.
+    stream: the name of a learner, which decides the batches. tokens: number of training tokens. tell: called with each
+    step's number and loss.
     """
     model, corpus, device = _prepare(settings)
     optimizer, batches = optimizer_for(model, settings.learning_rate), _batches(settings, corpus, stream)
@@ -162,7 +162,10 @@ def validation_loss(model: Transformer, corpus: data.Corpus, count: int = EVALUA
 
 
 def loss_of_file(path: Path, size: str, text: Path | None) -> float:
-    """Returns the validation loss of an exported checkpoint, without Atoll's code. text: see `data.load`."""
+    """Returns the validation loss of an exported checkpoint in nats per byte. text: see `data.load`.
+
+    This function reads the file only with safetensors and torch.
+    """
     model = build(size, 0)
     model.load_state_dict(load_file(path), strict=True)
     return validation_loss(model, data.load(text, SIZES[size].context))
@@ -191,7 +194,10 @@ def _batches(settings: TrainSettings, corpus: data.Corpus, stream: str, first: i
 
 
 def usable_device(chosen: str) -> torch.device:
-    """Returns the training device. auto: a GPU if there is one. Raises DeviceError if torch cannot compute on it."""
+    """Returns the training device. Raises DeviceError if torch cannot compute on it.
+
+    chosen: a device of torch, or "auto" for a GPU if torch finds one, else the CPU.
+    """
     if chosen == "auto":
         chosen = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -222,10 +228,9 @@ def inner_step(
 class Leaving:
     """Context manager that handles SIGTERM and SIGINT.
 
-    While the learner joins, these signals end the wait for a core. Later, they set `asked`.
-
-    The loop should check `asked`, and end after its step to leave cleanly. Leaving the block restores the old handlers.
-    Set `learner` once the learner has joined.
+    Set `learner` once the learner has joined. Until then, a signal raises KeyboardInterrupt, which ends the wait for a
+    core. Afterwards, a signal only sets `asked` and makes `step` return. The loop should check `asked` after each step
+    and end, so that the learner leaves cleanly. Leaving the block restores the old handlers.
     """
 
     def __init__(self) -> None:

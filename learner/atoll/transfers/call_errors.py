@@ -10,7 +10,7 @@ import grpc.aio
 from atoll_wire.connections.link import is_atoll_status
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
-GOODBYE_S = 5.0  # timeout of Leave, so that a core that hangs does not block the learner
+GOODBYE_S = 5.0  # timeout of the Leave call in seconds, so that a core that hangs does not block the learner
 
 
 class Remedy(Enum):
@@ -38,7 +38,7 @@ CURES = {
 def remedy(error: grpc.aio.AioRpcError) -> Remedy:
     """Returns the remedy for an error, from the table at the top of outer.proto.
 
-    If the status is not from a core or front, but from a proxy or gRPC, returns TRY_AGAIN.
+    Returns TRY_AGAIN for a status from a proxy or from gRPC itself, instead of from a core or front.
     """
     return CURES.get(error.code(), Remedy.TRY_AGAIN) if is_atoll_status(error) else Remedy.TRY_AGAIN
 
@@ -49,10 +49,13 @@ def one_line(error: grpc.aio.AioRpcError) -> str:
 
 
 def detail(error: grpc.aio.AioRpcError) -> str:
-    """Returns the error's details as one line. Their sender is untrusted, so they may contain line breaks."""
+    """Returns the error's details as one line. The details may contain line breaks, because the sender is untrusted."""
     return " ".join((error.details() or "no details").split())
 
 
 def backoff_s(attempt: int, rng: random.Random) -> float:
-    """Returns the seconds to wait: exponential with jitter, so that learners do not retry together. attempt: from 0."""
+    """Returns the time to wait in seconds, which grows exponentially with the attempt.
+
+    It has jitter, so that learners do not retry together. attempt: number of the attempt, from 0.
+    """
     return rng.uniform(0.5, 1.0) * min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(attempt, 16))

@@ -1,4 +1,4 @@
-"""The event loop of a background thread: its worker threads, and known errors of gRPC."""
+"""The event loop of a background thread: its worker threads, and the known gRPC errors that it ignores."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ async def receive(
 ) -> bool:
     """Fetches the requested frames. Returns False if the server sent other frames. Raises AioRpcError and LinkLost.
 
-    request: for the update or the whole fragment that `ask` names.
+    request: a request for the update or the whole fragment that `ask` names.
     """
-    aside = ask.version != incoming.version  # an update for frames that have an older version
+    aside = ask.version != incoming.version  # whether this is an update for frames of an older version
     try:
         return await download(link, request, ask.frames, incoming.took_update if aside else incoming.took)
     except UnsoundError:

@@ -1,7 +1,7 @@
 """PURE: keeps the received frames of a fetch when the link fails.
 
 A merge may change a fragment between two attempts to fetch the whole fragment. Frames that arrived earlier are then
-outdated. The learner brings them up to date with published updates: 0.4 bytes per parameter instead of 4.
+outdated. The learner applies published updates to them, which needs 0.4 bytes per parameter instead of 4.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ class FrameRequest(NamedTuple):
 
 @dataclass(slots=True)
 class _Part:
-    """One frame. payload: empty until it arrives. updates: payloads of updates to add to its values, oldest first."""
+    """One frame. payload: empty until it arrives. version: the frame's version after all `updates`.
+
+    updates: payloads of updates to add to the frame's values, oldest first.
+    """
 
     payload: Payload = b""
     version: int = 0
@@ -70,13 +73,13 @@ class PartialFetch:
         self._update_codec = update_codec
         self._codec = update_codec if version else Codec.FLOAT32
         self._parts = {span.index: _Part() for span in run.frames}
-        self._floor = 0  # requested frames have at least this version, unless the core lost versions
+        self._floor = 0  # lowest version that is accepted for a requested frame
 
     def next(self, target: int) -> FrameRequest | None:
         """Returns the next request, or None when all frames have one version. target: the newest announced version.
 
-        Updates for received frames come first, because the core keeps only a few updates. If a frame is too old, the
-        learner fetches it again.
+        Updates for received frames come first, because the core keeps only a few updates. A frame that is too old for
+        them is fetched again.
         """
         missing = [index for index, part in self._parts.items() if not part.payload]
         if not self.version:
@@ -111,7 +114,7 @@ class PartialFetch:
         self.size_bytes += len(frame.payload)
 
     def forget(self, frames: Sequence[int]) -> None:
-        """Drops frames whose updates the core no longer keeps. The learner then fetches these frames again."""
+        """Drops frames, for example because the core no longer keeps their updates. They are then fetched again."""
         for index in frames:
             self._parts[index] = _Part()
 

@@ -1,4 +1,4 @@
-"""Checks the places of a run's shards. They come from a core or front, which is another process."""
+"""Checks the places of a run's shards, because a core or front, which is another process, sent them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ LONGEST_ADDRESS = 262  # characters: a DNS name of 253, brackets, and a port
 
 
 def checked_places(places: Collection[pb.ShardPlace], fragments: int) -> None:
-    """Raises LearnerError unless each fragment is in exactly one shard. Only a registrar's shard may have none."""
+    """Raises LearnerError unless each fragment is in exactly one shard. At most one shard may have no fragments.
+
+    fragments: number of the run's fragments.
+    """
     owned = sorted(fragment for place in places for fragment in place.fragments)
     if owned != list(range(fragments)) or sum(not place.fragments for place in places) > 1:
         raise LearnerError(
@@ -22,7 +25,7 @@ def checked_places(places: Collection[pb.ShardPlace], fragments: int) -> None:
 
 
 def checked_address(address: str, security: TransportSecurity) -> str:
-    """Returns the address of a shard. Raises LearnerError if this process must not call it."""
+    """Returns `address`, a shard's. Raises LearnerError if it is invalid, or if this process must not call it."""
     if not address.isprintable() or len(address) > LONGEST_ADDRESS:
         raise LearnerError(f"the core sent the shard address {address[:80]!a}, which is invalid: {NONSENSE}")
     try:

@@ -47,7 +47,7 @@ class Party(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed attempt. session: the session at its start. before: number of consecutive failures before it."""
+    """A failed attempt. session: the session when it began. before: number of consecutive failures before it."""
 
     error: grpc.aio.AioRpcError
     remedy: Remedy
@@ -64,10 +64,10 @@ async def retry(
     rng: random.Random,
     came: Callable[[], int] = lambda: 0,
 ) -> None:
-    """Retries until an attempt succeeds, `wanted` returns False, or the caller leaves.
+    """Makes attempts until one succeeds, `wanted` returns False, or the caller leaves.
 
     party: the caller. track: the fragment's track. Each attempt begins once the fragment's shard is connected.
-    once: makes one attempt, and returns whether it succeeded. It may raise AioRpcError and LinkLost.
+    once: makes one attempt and returns whether it succeeded. It may raise AioRpcError and LinkLost.
     After LinkLost, the next attempt waits only for a session over another link.
     failed: called after an AioRpcError; returns whether it applied the remedy. If so, the next attempt does not wait.
     came: returns the number of bytes received so far. A failure after progress counts as the first failure.
