@@ -96,7 +96,9 @@ def goodput_command(
                 f"{chips} chips are too few for {parts} learners of at least {slice_chips} chips each: raise --chips"
             )
         if plot is not None:
-            raise UsageError("--plot draws Table 1, not one fleet: omit --plot or --chips")
+            raise UsageError(
+                "--plot draws the rows of the paper's Table 1, but --chips describes one fleet: omit one of them"
+            )
         found = goodput.simulate(chips, parts, failures, hours=hours)
         text = f"goodput {found.goodput:.1%}; at least one learner trains {found.uptime:.3%} of the time"
         out.show({"goodput": found.goodput, "uptime": found.uptime}, lambda: text)
@@ -247,7 +249,7 @@ def _region(text: str) -> Any:  # noqa: ANN401 - a Region, imported when a comma
     if not (0 < made.learners <= MAX_LEARNERS and 1e3 <= made.bits_s <= 1e15):
         raise UsageError(f'--region "{text}": give 1 to {MAX_LEARNERS} learners, and a rate of 0.001 to 1e9 Mbit/s')
     if not (0 <= made.round_trip_s <= 3600 and 0 <= (made.price_gb or 0.0) <= 1e6):
-        raise UsageError(f'--region "{text}": give a round trip of 0 to 3.6e6 ms, and a price of 0 to 1e6')
+        raise UsageError(f'--region "{text}": give a round-trip time of 0 to 3.6e6 ms, and a price of 0 to 1e6 per GB')
     return made
 
 

@@ -154,8 +154,10 @@ class MovementDetector:
         self._votes: deque[bool] = deque(maxlen=VOTES)
 
     def look(self, rows: F32, happened: Sequence[BoundaryRows | Adoption]) -> Movement:
-        """Returns the worst verdict on new movements. rows: float32 (rows, values). happened: the movements, oldest
-        first."""
+        """Returns the worst verdict on new movements of the parameters.
+
+        rows: float32 (movements, sampled values). happened: the movements, oldest first.
+        """
         with np.errstate(all="ignore"):  # values that are not finite raise an error when they are encoded
             return self._look(rows, happened)
 

@@ -1,6 +1,6 @@
 """Encodes and decodes on the device that holds the parameters, on a stream that runs in parallel with training.
 
-The training thread only queues a copy of the local parameters within the device. Worker threads do the rest while the
+The training thread only queues a copy of the local parameters on the device. Worker threads do the rest while the
 model trains. When a round opens, they copy the anchor to the device. Later, they compute and quantise D = A - L there
 and copy the coded bytes to the host. To adopt an update, they copy coded bytes to the device and decode them there.
 
@@ -8,10 +8,10 @@ The parameters are copied on the training stream. The next optimizer step may th
 module's stream read the parameters itself, training would have to wait for it, and therefore for the copy of the
 anchor.
 
-Several ranks exchange values on the device. Each rank codes the frames that it owns, as a single-process learner does.
+Several ranks exchange values on the device. Each rank encodes its own frames, as a single-process learner does.
 
-torch has streams and events for each kind of device, and stand-ins for the CPU that do nothing. The same code therefore
-runs on CPU tensors.
+torch provides streams and events for each kind of device. On the CPU, they do nothing. The same code therefore runs on
+CPU tensors.
 """
 
 from __future__ import annotations

@@ -72,7 +72,10 @@ class ConnectionCount:
         return len(self._answers_s) == ANSWERS and min(self._answers_s) >= FAR_S
 
     def arrived(self, size_bytes: int, busy_s: float, now: float) -> None:
-        """Records an arrival over any connection. busy_s: transfer time in seconds. now: monotonic seconds."""
+        """Records that frames arrived over one of the connections.
+
+        busy_s: transfer time in seconds. now: monotonic seconds.
+        """
         self._bytes += size_bytes
         self._busy_s += busy_s
         self._arrivals += 1

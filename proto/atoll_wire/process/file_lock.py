@@ -37,8 +37,8 @@ class FileLock:
 def locked(descriptor: int, *, shared: bool = False) -> FileLock:
     """Locks an open file without waiting. Closes the file if that fails.
 
-    shared: whether other processes may share the lock. Raises BlockingIOError if another process holds a lock that
-    does not allow this one, and OSError if the file system has no locks.
+    shared: whether other processes may share the lock. Raises BlockingIOError if another process holds a
+    conflicting lock, and OSError if the file system does not support locks.
     """
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

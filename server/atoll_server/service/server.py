@@ -84,7 +84,8 @@ async def serve(settings: CoreSettings, given: dict[str, Any], announce: Callabl
             await asyncio.to_thread(follow, settings.directory, changed.generation, changed.snapshot)
         except (OSError, sqlite3.Error) as error:
             raise CoreFailed(
-                f"this shard cannot roll back to the checkpoint ({error}): fix the disk, then restart the shard"
+                f"this shard cannot roll back to the checkpoint ({error}): "
+                "check its disk's free space and permissions, then restart it"
             ) from error
         settings = settings.model_copy(update={"listen": after.addresses})  # learners know these addresses
         announce = _announced

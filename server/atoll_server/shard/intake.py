@@ -136,7 +136,7 @@ class Intake:
         return replace(row, norms_sq=tuple(map(float, norms)), scale=verdict.scale), verdict.refusal
 
     def _weighed(self, key: ev.ContributionKey, said: Declared) -> Declared:
-        """Returns how many of the tokens and steps that a contribution declares are counted."""
+        """Returns how many of a contribution's declared tokens and steps count."""
         registry, wall = self._shard.context.registry, self._shard.context.clock.wall()
         entry = registry.entries[key.learner]
         dead = key.incarnation != entry.incarnation and entry.account.past
