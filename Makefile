@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 LOCK := pip compile --quiet pyproject.toml --constraint constraints.txt --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 PROTOC = $(BIN)/python -m grpc_tools.protoc -Iproto
-FAST := not gpu and not slow and not root and not k8s and not compose and not observe and not frameworks
+FAST := not gpu and not slow and not ci and not root and not k8s and not compose and not observe and not frameworks
 
 .DEFAULT_GOAL := help
 .PHONY: help demo chaos bench-backups bench-kills bench-regions bench-islands bench-wan quality test test-slow test-newest test-oldest test-integrations test-examples test-newest-grpc test-gpu test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz soak bench locked wheel reference clean
@@ -29,8 +29,8 @@ demo: $(READY) ## run a core and three learners, and kill one of each: ARGS="--j
 test: $(READY) ## run the fast tests on three workers; each file's tests share a worker and its fixtures
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "$(FAST)" $(ARGS)
 
-test-slow: $(READY) ## run the tests that take minutes
-	@$(BIN)/python -m pytest -m slow $(ARGS)
+test-slow: $(READY) ## run the slow tests, which make test leaves out: ARGS="-m ci" for those that CI runs
+	@$(BIN)/python -m pytest -m "slow or ci" $(ARGS)
 
 test-newest: $(READY) ## run learner and end-to-end tests with the newest versions, on each installed Python: ARGS="--only 3.12"
 	@$(BIN)/python -m tests.versions newest $(ARGS)
@@ -48,7 +48,7 @@ test-newest-grpc: $(READY) ## test gRPC calls with the newest grpcio and protobu
 	@$(BIN)/python -m tests.versions grpc $(ARGS)
 
 test-gpu: $(READY) ## run the tests that use a GPU (needs one that torch can use; a minute)
-	@$(BIN)/python -m pytest -m "gpu or not slow" -k "cuda or gpu" tests/gpu tests/learner tests/end_to_end/test_device.py $(ARGS)
+	@$(BIN)/python -m pytest -m "gpu or not slow and not ci" -k "cuda or gpu" tests/gpu tests/learner tests/end_to_end/test_device.py $(ARGS)
 
 test-root: $(READY) ## run tests that need root: they make file systems and network namespaces
 	@$(BIN)/python -m pytest -m root $(ARGS)

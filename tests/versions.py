@@ -28,7 +28,7 @@ EXTRAS = ["numerics", "learner", "server", "dashboard"]
 TOOLS = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pyyaml", "packaging"]
 TRAINERS = ["accelerate", "lightning", "transformers"]  # extras in pyproject.toml
 ONLY_TESTED = [Requirement(each) for each in ("datasets>=4.3.0", "peft>=0.17.1", "torchdata>=0.11.0")]
-FAST = "not gpu and not slow and not root and not k8s and not compose and not observe and not frameworks"
+FAST = "not gpu and not slow and not ci and not root and not k8s and not compose and not observe and not frameworks"
 FRAMEWORKS = [
     "tests/integrations",
     "tests/examples",
@@ -125,7 +125,7 @@ def with_each(which: str, only: str | None, options: list[str]) -> bool:
         print(f"== {which}, Python {version}: {told}{'' if torch else ', no CPU build of torch'}", flush=True)
         good &= tests(python, WITH_TORCH if torch else WITHOUT_TORCH, ["-m", FAST, *options])
         if torch:
-            good &= tests(python, ["tests/end_to_end/test_forking.py"], ["-m", "slow", *options])
+            good &= tests(python, ["tests/end_to_end/test_forking.py"], ["-m", "slow or ci", *options])
     return good and bool(found)
 
 

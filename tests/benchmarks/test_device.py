@@ -21,7 +21,7 @@ def test_every_figure_is_measured(dtype, on_host):
     assert min(times) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_two_ranks_are_measured_on_the_cpu():
     options = ["--ranks", "2", "--device", "cpu", "--parameters", "2e5", "--fragments", "3"]
     command = [sys.executable, "-m", "benchmarks.gpu.coding", *options]

@@ -69,7 +69,7 @@ def test_an_adapted_model_begins_as_its_base_and_is_exported_as_base_plus_adapte
     assert torch.allclose(model(WINDOW[:, :-1]), plain(WINDOW[:, :-1]), atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_fleet_trains_adapters_and_does_not_change_the_base(base, corpus):
     record = train(TUNED, corpus)
     plain = build(TUNED.model, 0)

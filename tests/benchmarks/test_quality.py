@@ -50,7 +50,7 @@ def test_a_run_learns_and_is_repeatable(base, corpus):
     assert base["bits_up"] < 4
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "change",
     [
@@ -85,7 +85,7 @@ def test_without_a_grace_window_policies_decide_when_late_work_is_merged(corpus)
     assert len({at_once["loss"], waiting["loss"], papers["loss"]}) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_processes_over_grpc_give_the_results_of_virtual_time():
     recipe = replace(SMALL, steps=100)
     made = through_processes(recipe, 0.03)
@@ -102,7 +102,7 @@ def test_one_learner_with_plain_outer_steps_is_plain_training(corpus):
     assert loss(alone, corpus) == pytest.approx(loss(plain, corpus), rel=0.02)  # differs by one step and rounding
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_record_is_made_once_and_appears_in_a_table(tmp_path, monkeypatch):
     variants = tuple(
         grid.Variant(name, replace(SMALL, steps=8, run=(("outer_lr", lr),))) for name, lr in (("a", 0.7), ("b", 0.9))

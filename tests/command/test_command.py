@@ -43,7 +43,7 @@ def test_the_version_is_the_packages():
     assert run("--version").stdout.startswith("atoll 0.")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
@@ -70,8 +70,8 @@ def test_a_learner_that_cannot_start_gives_the_reason_in_one_line(arguments, sta
     [
         (signal.SIGINT, True),
         (signal.SIGTERM, False),
-        pytest.param(signal.SIGINT, False, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, False, marks=pytest.mark.ci),
+        pytest.param(signal.SIGTERM, True, marks=pytest.mark.ci),
     ],
 )
 def test_a_learner_that_waits_for_its_core_ends_when_it_is_asked_to(number, elsewhere):

@@ -82,7 +82,7 @@ def test_a_shown_default_can_be_given_as_a_value():
         assert settings == each.info.default, each.flag
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("typed", "said"),
     [

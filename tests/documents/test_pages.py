@@ -21,6 +21,7 @@ from tests.documents.page_run import PageRun, prepared, terminal_of
 
 COMMANDS = all_fences("bash", "python")
 RUN = sorted({fence.page for fence in COMMANDS if fence.language == "bash" and not fence.reason})
+IN_CI = {"docs/guides/followers.md"}
 NAMESPACES = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
 
 
@@ -48,9 +49,10 @@ def test_fences_do_not_change_the_directory():
     assert not left, f"these fences change the directory for the next one: {left}"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("page", RUN)
+@pytest.mark.parametrize(
+    "page", [pytest.param(each, marks=pytest.mark.ci if each in IN_CI else pytest.mark.slow) for each in RUN]
+)
 def test_a_page_runs_as_written(page: str, tmp_path: Path):
     if subprocess.run([*NAMESPACES, "true"], capture_output=True, check=False).returncode:
         pytest.fail("unshare is refused, so a page cannot have its own ports and host names: allow user namespaces")

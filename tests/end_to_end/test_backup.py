@@ -73,7 +73,7 @@ def logged(running: Core, fragment: int, version: int) -> tuple[int, int, int]:
     return row.theta, row.theta_pub, row.momentum
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_backup_of_a_running_core_restores_its_parameters_bit_by_bit_and_nobody_waits(tmp_path):
     root = tmp_path / "backups"
     with core(tmp_path, *OPTIONS) as running:
@@ -106,7 +106,7 @@ def test_a_backup_of_a_running_core_restores_its_parameters_bit_by_bit_and_nobod
             assert found == logged(running, index, version)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_learners_follow_a_restored_backup_and_the_status_says_what_is_lost(tmp_path):
     root = tmp_path / "backups"
     with core(tmp_path, *OPTIONS) as running:
@@ -223,7 +223,7 @@ def test_verify_and_restore_find_a_damaged_file(backup, tmp_path, capsys, patter
     assert (tmp_path / "there" / RESTORING).exists() == (path.name != RECORD), "no core starts there"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("point", BACKUP_POINTS)
 def test_a_backup_that_is_killed_does_not_count_and_the_next_one_cleans_up(stopped, tmp_path, point):
     root = tmp_path / "backups"
@@ -242,7 +242,7 @@ def test_a_backup_that_is_killed_does_not_count_and_the_next_one_cleans_up(stopp
     check_files(again.path, again.record)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("point", RESTORE_POINTS)
 def test_a_restore_that_is_killed_starts_no_core_and_a_second_one_completes_it(stopped, backup, tmp_path, point):
     there = tmp_path / "there"

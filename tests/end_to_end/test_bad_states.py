@@ -434,9 +434,7 @@ def test_each_quick_start_is_of_a_known_damage():
     assert set(DAMAGE) > QUICK
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in DAMAGE]
-)
+@pytest.mark.parametrize("name", [pytest.param(each, marks=() if each in QUICK else pytest.mark.ci) for each in DAMAGE])
 def test_a_damaged_directory_is_recovered_or_refused_in_one_line(template, tmp_path, name):
     case, directory = DAMAGE[name], tmp_path / "run"
     shutil.copytree(template, directory)

@@ -196,7 +196,7 @@ def test_a_file_of_another_model_is_refused_and_the_run_stays_empty(tmp_path, te
         assert running.status().parameters == 0
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_converged_learners_continue_after_a_backup_is_restored(tmp_path):
     """After the restore, AdamW's steps are 100 times as large as usual, towards the later parameters."""
     stop = threading.Event()

@@ -111,7 +111,7 @@ def test_the_status_command_shows_the_run_and_its_json_is_the_message(tmp_path):
 CORE = ["core", "--dir", "DIR", "--listen", "127.0.0.1:0"]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
@@ -165,7 +165,7 @@ def test_a_used_port_and_a_used_directory_are_named(tmp_path):
             assert said in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_core_that_is_stopped_as_soon_as_it_serves_ends_cleanly(tmp_path):
     with core(tmp_path) as running:
         for _ in range(3):
@@ -174,7 +174,7 @@ def test_a_core_that_is_stopped_as_soon_as_it_serves_ends_cleanly(tmp_path):
             running.start()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_run_keeps_its_settings_and_refuses_some_changes(tmp_path):
     with core(tmp_path, "--outer-lr", "0.7") as running:
         train(running.address, "a", steps=20)

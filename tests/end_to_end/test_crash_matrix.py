@@ -21,7 +21,8 @@ from tests.end_to_end.world import Core, Trainee, core, eventually, train
 
 OPTIONS = ("--record", "--snapshot-every-s", "0.3", "--keep-snapshots", "2", "--max-staleness", "1")
 RARE = ("eviction.committed", "pause.committed")
-EVERY_DAY = {"contribution.committed", "merge.committed"}  # `make test-slow` runs the other points
+EVERY_DAY = {"contribution.committed", "merge.committed"}  # `make test` runs these
+IN_CI = {"initial.renamed", "ledger.rows written", "snapshot.committed", "spool.renamed", "start.epoch raised"}
 ELSEWHERE = {"refusal.committed", "spool.removed", "contribution.refused", "eviction.committed", "pause.committed"}
 OF_OTHERS = (
     "rollback.",
@@ -62,7 +63,7 @@ def test_the_crash_points_in_the_code_are_the_listed_ones():
 @pytest.mark.parametrize(
     "point",
     [
-        pytest.param(p, marks=() if p in EVERY_DAY else pytest.mark.slow)
+        pytest.param(p, marks=() if p in EVERY_DAY else pytest.mark.ci if p in IN_CI else pytest.mark.slow)
         for p in crash_points.POINTS
         if p not in ELSEWHERE and not p.startswith(OF_OTHERS)
     ],
@@ -112,7 +113,7 @@ def test_a_core_killed_at_a_crash_point_loses_and_repeats_no_work_and_returns_bi
     "point",
     [
         "contribution.refused",
-        *(pytest.param(p, marks=pytest.mark.slow) for p in ("eviction.committed", "pause.committed")),
+        *(pytest.param(p, marks=pytest.mark.ci) for p in ("eviction.committed", "pause.committed")),
     ],
 )
 def test_durable_refusals_evictions_and_pauses_survive_a_killed_core(tmp_path, monkeypatch, point):

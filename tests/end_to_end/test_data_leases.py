@@ -11,7 +11,7 @@ from atoll_wire.unit_order import unit_at
 from tests.end_to_end.test_refusals import Hand, refused, request, taken_over
 from tests.end_to_end.world import Core, core, eventually, train
 
-pytestmark = pytest.mark.slow  # a lost learner's lease ends only after some seconds
+pytestmark = pytest.mark.ci  # a lost learner's lease ends only after some seconds
 
 UNITS = 10
 STATES = pb.LeaseUnitsReply

@@ -16,8 +16,6 @@ from atoll.demo.processes import Child
 
 from tests.end_to_end.world import Core, core, eventually
 
-pytestmark = pytest.mark.slow  # each test starts and kills several processes
-
 NAMES = ("a", "b", "c")
 SILENCE = ("--limit-units-silence-s", "20")  # else a learner that ends on a busy machine may keep its lease
 
@@ -68,7 +66,9 @@ def merged_parts(ledgers: Sequence[Path], lengths: dict[int, int]) -> dict[tuple
     return found
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(1, marks=pytest.mark.ci), *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 3))]
+)
 def test_each_unit_is_consumed_once_although_learners_and_the_core_are_killed(tmp_path, seed):
     rng, pause = random.Random(seed), threading.Event()
     print("seed", seed)
@@ -88,6 +88,7 @@ def test_each_unit_is_consumed_once_although_learners_and_the_core_are_killed(tm
     assert job.kills >= 3, "the learners ended before enough kills"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ten_thousand_units_although_a_learner_is_killed_every_thirty_seconds(tmp_path):
     rng, pause, inner_steps = random.Random(4), threading.Event(), 8
@@ -108,10 +109,8 @@ def test_ten_thousand_units_although_a_learner_is_killed_every_thirty_seconds(tm
 @pytest.mark.parametrize(
     "point",
     [
-        "units.leased",
-        "units.decided",
-        "merge.committed",
-        "contribution.committed",
+        *(pytest.param(each, marks=pytest.mark.ci) for each in ("units.leased", "units.decided")),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("merge.committed", "contribution.committed")),
     ],
 )
 def test_a_core_killed_at_a_crash_point_loses_no_unit_and_leases_none_twice(tmp_path, monkeypatch, point):

@@ -19,7 +19,7 @@ from tests.end_to_end.world import eventually
 DEMO = [sys.executable, "-m", "atoll.cli", "demo"]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.timeout(240)
 def test_a_short_demo_survives_both_kills_and_states_their_cost(tmp_path):
     arguments = ["--steps", "300", "--json", str(tmp_path / "out.json"), "--keep", str(tmp_path / "kept")]

@@ -80,7 +80,7 @@ def trained(folder: Path, codec: str, dtype: torch.dtype, device: torch.device) 
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize(
-    ("codec", "dtype"), [("int4", torch.float32), pytest.param("int8", torch.bfloat16, marks=pytest.mark.slow)]
+    ("codec", "dtype"), [("int4", torch.float32), pytest.param("int8", torch.bfloat16, marks=pytest.mark.ci)]
 )
 def test_training_through_a_core_is_bit_identical_on_a_device(tmp_path, codec, dtype, device, monkeypatch):
     monkeypatch.setattr(public, "coding_device", lambda _: None)

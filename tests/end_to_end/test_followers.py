@@ -27,7 +27,7 @@ from tests.end_to_end.world import core, eventually, front, sharded, small_model
 VERSIONS = 100
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_follower_has_the_bits_of_the_export_for_a_hundred_versions(tmp_path):
     with core(tmp_path) as running, training(running.address) as trainee:
         with recorder(running.address) as follower:
@@ -38,7 +38,7 @@ def test_a_follower_has_the_bits_of_the_export_for_a_hundred_versions(tmp_path):
         assert trainee.learner.stats().mismatches == 0
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_follower_continues_after_a_cut_connection_and_a_killed_core(tmp_path):
     with core(tmp_path) as running, relay(running.address) as link, training(running.address):
         with recorder(link.address) as follower:
@@ -52,7 +52,7 @@ def test_a_follower_continues_after_a_cut_connection_and_a_killed_core(tmp_path)
         assert whole == 1, "fixed values must be fetched once"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_follower_of_a_core_restored_from_a_backup_starts_over(tmp_path):
     with core(tmp_path) as running:
         train(running.address, "first", steps=60)
@@ -70,7 +70,7 @@ def test_a_follower_of_a_core_restored_from_a_backup_starts_over(tmp_path):
             eventually(lambda: follower.compare_newest(running))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_follower_of_a_run_restored_to_a_checkpoint_starts_over_in_the_new_generation(tmp_path):
     with core(tmp_path) as running:
         train(running.address, "first", steps=60)
@@ -89,7 +89,7 @@ def test_a_follower_of_a_run_restored_to_a_checkpoint_starts_over_in_the_new_gen
         assert set(generations) == {1, 2}
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_follower_of_two_shards_has_the_bits_of_the_export(tmp_path):
     with sharded(tmp_path, 2) as it, training(it.address), recorder(it.address) as follower:
         follower.compare_until(it.registrar, 20)
@@ -144,7 +144,7 @@ def test_a_follower_refuses_a_model_that_differs_from_the_runs(tmp_path):
                 pass
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_pull_writes_the_bytes_of_the_export_and_replaces_the_file_while_the_model_changes(tmp_path):
     out = tmp_path / "now.safetensors"
     with core(tmp_path) as running:
@@ -187,7 +187,7 @@ def test_pull_names_what_is_wrong(tmp_path):
     assert nowhere.stderr.splitlines()[-1].startswith(f"error: {tmp_path / 'none' / 'x'} cannot be written (No such")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_follower_behind_a_front_continues_after_a_killed_front_and_a_killed_core(tmp_path):
     with (
         core(tmp_path / "home") as it,
@@ -204,7 +204,7 @@ def test_a_follower_behind_a_front_continues_after_a_killed_front_and_a_killed_c
         follower.compare_until(it, 10)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_many_followers_behind_a_front_cost_the_core_as_much_as_one(tmp_path):
     port = free_port()
     with (

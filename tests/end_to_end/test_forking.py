@@ -118,7 +118,7 @@ def test_data_loaders_may_fork_while_a_checkpoint_is_written(tmp_path):
     assert "could not save" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_fork_is_refused_in_one_line_if_grpc_was_imported_before_atoll(tmp_path):
     done = ran(tmp_path, f"import grpc\n{BEGIN}{REFUSED}")
     assert merged(done) > 3

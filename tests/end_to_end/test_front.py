@@ -39,7 +39,7 @@ def test_learners_behind_a_front_train_and_updates_cross_the_wan_once(tmp_path):
     assert sum(trainee.learner.stats().bytes_down for trainee in trainees) > 1.8 * updates, "all must use them"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_stranger_on_the_cores_port_ends_no_learner_behind_a_front(tmp_path):
     with core(tmp_path / "home") as it, front(tmp_path / "eu", it.address) as eu:
         over: list[bool] = []
@@ -59,7 +59,7 @@ def test_a_stranger_on_the_cores_port_ends_no_learner_behind_a_front(tmp_path):
         trainee.done()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_front_keeps_a_working_connection_after_failed_attempts(tmp_path):
     with core(tmp_path / "home") as it, front(tmp_path / "eu", it.address, "--region", "eu") as eu:
         over: list[bool] = []
@@ -104,7 +104,7 @@ def test_a_front_that_is_killed_costs_its_learners_a_reconnect(tmp_path):
     assert [each.incarnation for each in status.learners] == [1, 1], "no learner may restart"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_learners_continue_while_their_front_cannot_reach_the_core(tmp_path):
     with core(tmp_path / "home") as it:
         relay = Relay(it.address)

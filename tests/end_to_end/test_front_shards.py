@@ -12,7 +12,7 @@ from tests.end_to_end.world import Sharded, Trainee, eventually, front, sharded,
 
 EU = ("--region", "eu")
 
-pytestmark = pytest.mark.slow  # each test starts several processes
+pytestmark = pytest.mark.ci  # each test starts several processes
 
 
 @contextlib.contextmanager

@@ -174,7 +174,7 @@ def test_a_message_that_is_too_large_ends_at_its_header(where, raws):
         assert resident(where.child) - before < HALVES // 4
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("where", BOTH, indirect=True)
 def test_half_sent_messages_hold_64_mib_at_most(where, raws):
     """Many connections send as many incomplete messages as possible, each as large as allowed.
@@ -217,7 +217,7 @@ def resident(child) -> int:
 COUNT = 10_000
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("where", BOTH, indirect=True)
 def test_ten_thousand_idle_connections_delay_no_learner(where):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -248,7 +248,7 @@ def test_ten_thousand_idle_connections_delay_no_learner(where):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_an_upload_that_stops_is_given_up(where):
     """The core ends an upload without frames after a minute."""
     with hand(where.address, f"slow-{where.address.rpartition(':')[2]}") as it:

@@ -28,6 +28,7 @@ SCRIPT = Path(__file__).with_name("island_rank.py")
 LOCKSTEP = Path(__file__).with_name("lockstep_rank.py")
 STEPS, FRAGMENTS = 80, 2
 KINDS = [("fsdp", 2), ("tp", 2), ("ddp", 2), ("fsdp", 4), ("hsdp", 4), ("fsdp+tp", 4)]
+IN_CI = {("fsdp", 2), ("tp", 2)}
 ON_DEVICES = [("fsdp/device", 2), ("hsdp/device", 4), ("fsdp+tp/device", 4)]
 
 
@@ -79,8 +80,13 @@ def assert_same(one: dict[str, int], other: dict[str, int], at_least: int) -> No
     assert {key: one[key] for key in both} == {key: other[key] for key in both}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "count"), [*KINDS, *ON_DEVICES])
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [
+        pytest.param(*each, marks=pytest.mark.ci if each in IN_CI else pytest.mark.slow)
+        for each in (*KINDS, *ON_DEVICES)
+    ],
+)
 def test_an_island_and_a_single_process_have_the_same_anchors(tmp_path, kind, count):
     with core(tmp_path, "--inner-steps", "16", "--max-staleness", "8") as running:
         island = started(kind, count, running.address, "island", tmp_path)
@@ -178,7 +184,7 @@ BOUNDS = {"float32": 1e-6, "int4": 1e-3}  # relative to the distance that the pa
 
 
 @pytest.mark.parametrize("codec", ["float32", "int4"])
-@pytest.mark.slow
+@pytest.mark.ci
 def test_four_ranks_train_what_one_process_trains_on_the_same_data(tmp_path, codec):
     found = {}
     for ranks in (1, 4):

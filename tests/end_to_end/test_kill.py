@@ -14,7 +14,7 @@ from atoll_server.cli.run_directory import read_run
 from tests.end_to_end.world import Trainee, core, eventually
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_after_kill_9_at_a_random_moment_the_state_is_a_replay_of_the_ledger(tmp_path, seed):
     rng, stop = random.Random(seed), threading.Event()
@@ -104,7 +104,7 @@ def test_a_clean_stop_takes_a_snapshot_and_the_run_continues_from_it(tmp_path):
     assert status.tokens_trained == 40 * 32
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_spool_holds_only_payloads_that_two_snapshots_do_not_cover(tmp_path):
     stop = threading.Event()
     with core(tmp_path, "--snapshot-every-s", "0.5") as running:

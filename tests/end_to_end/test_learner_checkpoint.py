@@ -40,7 +40,7 @@ def start(directory: Path, address: str, name: str, steps: int) -> subprocess.Po
     return subprocess.Popen([sys.executable, "-c", LEARNER, *arguments], stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_killed_learner_continues_with_its_optimizers_state(tmp_path):
     with core(tmp_path) as running:
         stop: list[bool] = []

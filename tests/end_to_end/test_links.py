@@ -32,7 +32,7 @@ def test_a_learner_whose_first_address_is_cut_continues_through_the_second(tmp_p
         assert (status.incarnation, trainee.learner.stats().reconnects) == (1, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_an_island_on_the_other_side_of_the_world_joins_and_trains(tmp_path):
     with core(tmp_path) as running, relay(running.address, delay_s=0.15) as link:
         trainee = Trainee(link.address, "a", lambda t: t.learner.stats().merged > 3)
@@ -70,7 +70,7 @@ def test_a_cut_upload_continues_through_another_listener(tmp_path):
             running.address = one
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_connection_that_dies_in_silence_is_detected_and_training_never_waits(tmp_path):
     with core(tmp_path) as running, relay(running.address) as link:
         stop: list[bool] = []

@@ -22,7 +22,7 @@ def lines(log: Path, name: str) -> list[str]:
     return [each["event"] for each in told if each.get("contribution") == name or name in each.get("shares", {})]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_contribution_has_one_name_in_every_log(tmp_path):
     with children(tmp_path) as group:
         core = Core(group, tmp_path / "run", ["--fragments", "2", "--inner-steps", "4", *LOUD])
@@ -60,7 +60,7 @@ def test_a_learner_writes_its_stacks_on_sigusr1(tmp_path):
         assert learner.process.poll() is None
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_without_configured_logging_only_warnings_are_printed(tmp_path):
     """In a user's process, only warnings and errors are logged, on stderr."""
     import subprocess

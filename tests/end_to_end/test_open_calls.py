@@ -21,7 +21,7 @@ from tests.end_to_end.world import Trainee, core, eventually, front, open_calls
 ONE = {"Follow": 1.0, "Report": 1.0}
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_after_many_cuts_a_front_has_one_follow_and_one_report_per_learner(tmp_path):
     port, stop = free_port(), list[bool]()
     with (
@@ -76,7 +76,7 @@ def test_calls_of_a_session_end_when_its_learner_rejoins_or_is_evicted(tmp_path)
         said.put(None)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("behind", ["a core", "a front"])
 def test_a_process_with_four_learners_stops_at_once(tmp_path, behind):
     """An open Report once delayed the stop by the grace period: ten seconds at a core, two at a front."""

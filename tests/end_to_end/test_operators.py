@@ -31,7 +31,7 @@ def receipts(*arguments: str) -> list[dict]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_receipts_list_every_contribution_newest_first_also_from_the_directory(tmp_path):
     with core(tmp_path) as running:
         train(running.address, "a", "b", steps=80)
@@ -122,7 +122,7 @@ def test_a_contribution_with_a_nan_is_refused_with_a_receipt_that_states_why(tmp
         assert running.status().contributions.refused == 1
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_an_evicted_learner_stops_with_one_line_and_returns_only_if_readmitted(tmp_path):
     with core(tmp_path) as running:
         stop = []
@@ -155,7 +155,7 @@ def test_an_evicted_learner_stops_with_one_line_and_returns_only_if_readmitted(t
     assert unknown.returncode == 3
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_process_of_an_evicted_learner_waits_for_sigterm_and_ends_with_its_own_status(tmp_path, unused_port):
     with core(tmp_path) as running:
         command = [sys.executable, "-m", "atoll.cli", "learner", "--name", "goes", "--server", running.address]

@@ -132,7 +132,7 @@ def test_rounds_and_events_are_listed(tmp_path):
     assert abs(rounds[0].opened_at - time.time()) < 60
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_learner_leaves_a_paused_run_at_sigterm(tmp_path):
     """At SIGTERM, the reference learner sends its work and leaves."""
     with core(tmp_path) as running:

@@ -69,7 +69,7 @@ def test_a_relay_delays_and_limits_bytes_and_can_be_cut(tmp_path, echo):
             assert it.recv(1) == b"y", "held bytes must arrive after the repair"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_a_short_demo_of_two_regions_survives_all_its_faults(tmp_path):
     arguments = ["--regions", "2", "--steps", "600", "--json", str(tmp_path / "out.json")]

@@ -52,7 +52,7 @@ def test_a_recorded_run_is_repeated_byte_for_byte(recorded, tmp_path):
     assert out.read_bytes() == exported.read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_record_and_snapshots_are_deleted_only_on_request(recorded, tmp_path):
     shutil.copytree(recorded, tmp_path / "run")
 
@@ -71,7 +71,7 @@ def test_a_record_and_snapshots_are_deleted_only_on_request(recorded, tmp_path):
     assert started("--no-record", "--keep-snapshots", "2") == (0, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("change", ["outer_lr=0.7", "outer-momentum=0.9", "codec=float32"])
 def test_other_settings_give_another_model(recorded, tmp_path, change):
     out, recorded_out = tmp_path / "what-if.safetensors", tmp_path / "recorded.safetensors"
@@ -88,7 +88,7 @@ def test_a_runs_own_settings_give_the_same_model(recorded):
     assert " by 0 % of" in said
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_settings_not_asked_for_stay_as_in_each_merge(tmp_path):
     train(tmp_path, "--record", "--outer-momentum", "0.3")
     directory = train(tmp_path, "--record", "--outer-momentum", "0.6")  # the same run with another momentum
@@ -131,7 +131,7 @@ def test_a_damaged_ledger_is_named(recorded, tmp_path, command, damage):
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_without_a_snapshot_equality_is_only_with_the_ledger(tmp_path):
     directory = train(tmp_path, "--record", "--snapshot-every-s", "0.1")
     said = atoll("replay", directory)[1]
@@ -156,7 +156,7 @@ def test_a_changed_payload_is_named(recorded, tmp_path):
     assert "--record" not in error, "the run was recorded, so --record is no fix"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_replay_of_an_unrecorded_run_states_what_to_do(tmp_path):
     directory = train(tmp_path, "--snapshot-every-s", "0.1")
     code, _, error = atoll("replay", directory)

@@ -25,7 +25,7 @@ from tests.end_to_end.test_restore import take
 from tests.end_to_end.test_sharded_operators import meta
 from tests.end_to_end.world import Core, Trainee, eventually, front, train
 
-pytestmark = pytest.mark.slow  # each test starts several processes
+pytestmark = pytest.mark.ci  # each test starts several processes
 
 OPTIONS = ["--fragments", "4", "--inner-steps", "4", "--record", "--snapshot-every-s", "3600"]
 

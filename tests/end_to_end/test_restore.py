@@ -60,7 +60,7 @@ def generations(path: Path, table: str) -> dict[int, int]:
         return dict(db.execute(f"SELECT generation, COUNT(*) FROM {table} GROUP BY generation").fetchall())  # noqa: S608
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("through_a_front", [False, True])
 def test_learners_follow_a_run_that_is_restored_to_an_older_checkpoint(tmp_path, through_a_front):
     with core(tmp_path, *OPTIONS) as running, front(tmp_path / "front", running.address) as gateway:
@@ -111,7 +111,7 @@ def test_learners_follow_a_run_that_is_restored_to_an_older_checkpoint(tmp_path,
             assert all(fate.fate is not Fate.PENDING for _, fate in shard_ledger.contributions(db, made_in))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_an_export_after_a_restore_has_the_bytes_of_the_checkpoint_and_a_restore_can_be_undone(tmp_path, capsys):
     with core(tmp_path, *OPTIONS) as running:
         train(running.address, "a", steps=60)
@@ -164,7 +164,7 @@ def test_an_export_after_a_restore_has_the_bytes_of_the_checkpoint_and_a_restore
         assert first not in {each.id for each in listed}
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("point", POINTS)
 def test_a_restore_that_is_killed_leaves_the_old_or_the_new_generation_complete(tmp_path, point):
     with core(tmp_path, *OPTIONS) as running:

@@ -10,7 +10,7 @@ import pytest
 from tests.end_to_end.world import Trainee, eventually, sharded, train
 
 
-@pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.ci)])
 def test_learners_train_over_several_shards(tmp_path, alone):
     with sharded(tmp_path, 2, alone=alone) as run:
         trainees = train(run.address, "a", "b", steps=150)
@@ -22,7 +22,7 @@ def test_learners_train_over_several_shards(tmp_path, alone):
     assert all(float(np.mean(t.losses[-10:])) < 0.8 * np.log(32) for t in trainees)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_missing_shard_or_registrar_stalls_only_its_own_part(tmp_path):
     stop = threading.Event()
     with sharded(tmp_path, 2, alone=True) as run:
@@ -53,7 +53,7 @@ def test_a_missing_shard_or_registrar_stalls_only_its_own_part(tmp_path):
     assert status.contributions.accepted == status.contributions.merged + status.contributions.refused
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_restarted_registrar_knows_what_an_absent_shard_has_merged(tmp_path):
     """Otherwise, goodput and traffic would fall until the shard is back, and alerts would fire."""
     with sharded(tmp_path, 2) as run:
@@ -72,7 +72,7 @@ def test_a_restarted_registrar_knows_what_an_absent_shard_has_merged(tmp_path):
     assert after.tokens_merged == before.tokens_merged
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("point", ["stage.committed", "begun.committed"])
 def test_a_shard_killed_while_the_run_begins_starts_with_the_parameters_that_the_registrar_chose(
     tmp_path, monkeypatch, point

@@ -18,7 +18,7 @@ from tests.end_to_end.world import Sharded, Trainee, children, eventually, front
 
 HERE = ("127.0.0.1", "localhost")
 
-pytestmark = pytest.mark.slow  # each test starts several processes
+pytestmark = pytest.mark.ci  # each test starts several processes
 
 
 class Papers:

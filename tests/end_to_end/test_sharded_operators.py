@@ -28,7 +28,7 @@ from tests.end_to_end.world import Core, Sharded, eventually, sharded, small_mod
 
 OPTIONS = ("--record", "--snapshot-every-s", "3600", "--max-staleness", "4")
 
-pytestmark = pytest.mark.slow  # each test starts several processes
+pytestmark = pytest.mark.ci  # each test starts several processes
 
 
 def settled(run: Sharded) -> pb.StatusReply:
@@ -243,8 +243,8 @@ def test_a_shard_that_was_down_for_two_restores_follows_both_at_once(tmp_path):
     "point",
     [
         "rollback.rows written",
-        pytest.param("rollback.checked", marks=pytest.mark.slow),
-        pytest.param("rollback.committed", marks=pytest.mark.slow),
+        pytest.param("rollback.checked", marks=pytest.mark.ci),
+        pytest.param("rollback.committed", marks=pytest.mark.ci),
     ],
 )
 def test_a_shard_killed_while_it_follows_a_restore_follows_after_its_next_start(tmp_path, monkeypatch, point):

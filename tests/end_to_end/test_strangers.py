@@ -196,7 +196,7 @@ def test_a_learners_certificate_cannot_serve(papers):
     assert error.code() is AWAY
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_process_does_not_start_with_another_names_certificate(papers, tmp_path):
     for words, mine, wanted in (
         (["core", "--dir", str(tmp_path)], papers.learner("a"), "certificate of core/NAME is needed"),

@@ -178,7 +178,7 @@ def test_a_caller_names_the_fault_and_its_fix(caller, fault, place, tmp_path):
     assert not START.search(said), said
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("fault", ["expired server", "wrong host name", "no TLS at the server"])
 def test_a_front_logs_the_fault_and_tells_its_callers(fault, place, tmp_path):
     wanted = FAULTS[fault]

@@ -14,7 +14,7 @@ from tests.end_to_end.world import Core, Trainee, core, eventually, front
 PACE_S = 0.02
 
 
-pytestmark = pytest.mark.slow  # each test waits for silences
+pytestmark = pytest.mark.ci  # each test waits for silences
 
 
 def links(it: Core) -> dict[str, pb.LinkStatus]:

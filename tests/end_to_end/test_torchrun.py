@@ -43,7 +43,7 @@ def torchrun(directory: Path, address: str, script: str) -> subprocess.Completed
     return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_all_ranks_of_an_island_apply_an_update_at_the_same_step(tmp_path):
     with core(tmp_path) as running:
         stop = []
@@ -66,7 +66,7 @@ def test_all_ranks_of_an_island_apply_an_update_at_the_same_step(tmp_path):
     assert island.tokens == 2 * 120 * 32
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_every_rank_hears_that_rank_0_could_not_join(tmp_path):
     with core(tmp_path) as running:
         train(running.address, "a", steps=5)

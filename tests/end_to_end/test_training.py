@@ -37,7 +37,7 @@ def test_learners_train_one_model_and_every_contribution_has_a_fate(tmp_path):
     assert second.learner.stats().last_error == ""
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_outer_steps_become_plain_means_towards_the_announced_end(tmp_path):
     total = 2 * 400 * 32
     with core(tmp_path, "--total-tokens", str(total), "--outer-cool-down", "0.5") as running:
@@ -74,7 +74,7 @@ def fast_and_slow(directory, steps: int, *options: str):
         return fast.losses, slow.losses, running.status()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_slow_learner_answers_all_rounds_of_a_step_at_once(tmp_path):
     """Rounds wait for all learners, but open at the pace of the fast one, which takes five steps per slow step."""
     _, slow, status = fast_and_slow(tmp_path, 150, "--fragments", "8", "--quorum", "100%")
@@ -82,7 +82,7 @@ def test_a_slow_learner_answers_all_rounds_of_a_step_at_once(tmp_path):
     assert status.contributions.merged > 1.8 * status.merges
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_without_a_grace_window_a_slow_learners_work_is_merged_when_it_arrives(tmp_path):
     fast, _, status = fast_and_slow(tmp_path, 120, "--fragments", "8", "--quorum", "1", "--grace-ratio", "0")
     counts = status.contributions

@@ -43,7 +43,7 @@ def seen(terminal: int, words: str) -> str:
     raise AssertionError(f'the screen did not show "{words}"')
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_watch_refreshes_and_shows_its_age_while_the_core_is_away(tmp_path):
     end: list[bool] = []
     with core(tmp_path) as running:

@@ -37,7 +37,7 @@ ALONE = {
     "lora_adapters": (PYTHON, "--steps 60", r"'atoll/run_tokens'"),
 }  # fmt: skip
 CASES = [
-    pytest.param(name, marks=[pytest.mark.frameworks if name in NEEDS_TRAINERS else pytest.mark.slow]) for name in ALONE
+    pytest.param(name, marks=[pytest.mark.frameworks if name in NEEDS_TRAINERS else pytest.mark.ci]) for name in ALONE
 ]
 
 
@@ -74,7 +74,7 @@ def test_an_example_runs_and_its_work_is_merged(name, tmp_path):
         assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_example_of_fsdp2_trains_on_two_ranks(tmp_path):
     with core(tmp_path, *CORE) as running:
         options = ("--name", "eu-west", "--steps", "60", "--checkpoints", str(tmp_path / "checkpoints"))

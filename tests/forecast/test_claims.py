@@ -27,8 +27,8 @@ def test_table_1_from_one_set_of_parameters():
     [
         "goodput",
         "bandwidth",
-        pytest.param("scavenging", marks=pytest.mark.slow),
-        pytest.param("hardware", marks=pytest.mark.slow),
+        pytest.param("scavenging", marks=pytest.mark.ci),
+        pytest.param("hardware", marks=pytest.mark.ci),
     ],
 )
 def test_records_equal_the_commands_output(name):

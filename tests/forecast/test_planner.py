@@ -69,7 +69,7 @@ def test_an_unknown_price_is_not_zero(tmp_path):
     assert found["methods"][0]["month_price"] is None
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_cores_link_carries_the_traffic_of_all_regions():
     regions = tuple(Region(f"r{number}", 8, 1e10, 0.06) for number in range(10))
     free = plan(Job(7e9, 2.0, regions))
@@ -114,7 +114,7 @@ def test_a_round_trip_of_many_steps_gets_more_inner_steps(trip_s):
     assert not any("merge" in warning for warning in made.warnings)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("fragments", [200, 256])
 def test_many_fragments_get_as_many_inner_steps_as_learners_need_to_answer(fragments):
     made = plan(Job(1e9, 2.0, (Region("a", 2, 1e9, 0.06), Region("b", 2, 1e9, 0.06))), fragments)

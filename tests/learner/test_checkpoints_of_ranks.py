@@ -73,7 +73,7 @@ def run(core: FakeCore) -> list[torch.Tensor]:
     return [anchors(core, tensor.name, tensor.shape) for tensor in core.layout.tensors]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_one_process_restores_what_two_sharded_ranks_saved(tmp_path):
     with fake_core() as core:
         first = lived("fsdp", 2, core, tmp_path, "first", "die")

@@ -34,7 +34,11 @@ def lived(kinds: tuple[str, ...], size: int, folder: Path) -> list[dict[str, Any
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("kinds", "size"), [pytest.param(*each, marks=pytest.mark.slow) for each in ((FAST, 2), (TWO, 2), (FOUR, 4))]
+    ("kinds", "size"),
+    [
+        pytest.param(FAST, 2, marks=pytest.mark.ci),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((TWO, 2), (FOUR, 4))),
+    ],
 )
 def test_ranks_on_a_device_have_the_bits_of_ranks_in_host_memory(kinds, size, tmp_path):
     reports = lived(kinds, size, tmp_path)

@@ -207,7 +207,7 @@ raise RuntimeError("the trainer's own")
     assert rest == "", "no log line may follow the error"
 
 
-@pytest.mark.parametrize("left", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.parametrize("left", [pytest.param(True, marks=pytest.mark.ci), False])
 def test_the_interpreter_ends_whether_or_not_the_block_was_left(core, left):
     script = f"""
 import torch, atoll

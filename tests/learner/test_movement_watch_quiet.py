@@ -351,7 +351,7 @@ MERGING = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", MERGING.values(), ids=MERGING)
 def test_normal_learners_with_steps_back_by_chance_get_no_warning(kind):
     for seed in range(25):
@@ -360,7 +360,7 @@ def test_normal_learners_with_steps_back_by_chance_get_no_warning(kind):
         assert logs == [], f"seed {seed}"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_learners_get_no_warning_after_a_restore_from_a_backup():
     """Converged, AdamW takes small steps. After a restore, some are 100 times as large."""
     random = torch.Generator().manual_seed(0)

@@ -48,7 +48,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.fixture(scope="module", params=["host", pytest.param("device", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["host", pytest.param("device", marks=pytest.mark.ci)])
 def ranks(request, tmp_path_factory):
     """Returns both ranks' values after each step, while a round is merged and other learners train.
 

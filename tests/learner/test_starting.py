@@ -165,7 +165,7 @@ def test_sigterm_leaves_the_run_and_ends_the_process(core, process):
     assert "Traceback" not in errors
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("early", [True, False])
 def test_a_programs_own_sigterm_handler_replaces_atolls(core, process, early):
     # os.write, because the signal may interrupt print, and a second print inside the first one raises RuntimeError
@@ -208,7 +208,7 @@ def test_a_child_process_ends_on_sigterm_without_effect_on_the_learner(core, pro
     assert core.left == ["a"]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("end", ["", "raise ZeroDivisionError", "sys.exit(3)"])
 def test_a_process_that_ends_without_closing_leaves_the_run(core, process, end):
     child = process(after=end)

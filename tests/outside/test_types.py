@@ -35,7 +35,7 @@ def checked(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.timeout(1000)
 def test_mypy_strict_finds_the_mistakes_in_a_users_program(tmp_path):
     program = PROGRAM.read_text()

@@ -46,7 +46,7 @@ def test_each_deliberate_defect_has_a_seed():
     assert known().keys() >= SHARDED_DEFECTS.keys()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("name", SHARDED_DEFECTS)
 def test_a_deliberate_defect_is_found(name):
     assert find_again(name, 0, 60)

@@ -152,7 +152,7 @@ def digest(seed: int, world: Callable[[int], Any] = simulate) -> str:
     return hashlib.sha256("\n".join(world(seed).checks.trace).encode()).hexdigest()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("world", "seed"), [(simulate, 3), (simulate, 4), (simulate_sharded, 3), (simulate_sharded, 7)]
 )
@@ -186,7 +186,7 @@ print(measured.report(show_missing=True))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_seeds_cover_the_syncer():
     done = subprocess.run([sys.executable, "-c", COVERED], capture_output=True, text=True, check=True, timeout=300)
     percent = float(done.stdout.splitlines()[-1])
