@@ -360,7 +360,7 @@ def test_what_cannot_be_backed_up_or_restored_is_refused(stopped, backup, tmp_pa
         with pytest.raises(BackupError, match="has no parameters yet: start a learner first"):
             back_up(other.directory, tmp_path / "others", keep=1)
         train(other.address, "a", steps=10)
-        with pytest.raises(BackupError, match="give each directory its own folder"):
+        with pytest.raises(BackupError, match="back up each run directory to its own folder"):
             back_up(other.directory, root, keep=1)
         with pytest.raises(SettingsError, match="a core uses"):
             restore_backup(backup, other.directory)

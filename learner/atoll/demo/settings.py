@@ -87,5 +87,5 @@ class DemoSettings(Settings):
 
 
 def region_name(number: int) -> str:
-    """Returns the name of a region, which is also the name of its only learner. number: from 0."""
+    """Returns a region's name, which is also its only learner's name. number: the region's number, from 0."""
     return NAMES[number] if number < len(NAMES) else f"island-{number + 1}"

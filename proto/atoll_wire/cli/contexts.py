@@ -115,7 +115,9 @@ def save(contexts: Contexts) -> None:
                 os.fsync(file.fileno())
             part.replace(path())
     except OSError as error:
-        raise ContextError(f"{path()} cannot be written ({error.strerror}): set XDG_CONFIG_HOME") from error
+        raise ContextError(
+            f"{path()} cannot be written ({error.strerror}): set XDG_CONFIG_HOME to a writable folder"
+        ) from error
 
 
 def chosen(name: str | None) -> dict[str, Any]:

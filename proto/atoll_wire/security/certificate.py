@@ -101,7 +101,7 @@ def certificate_info(found: x509.Certificate) -> CertificateInfo:
 def owner_of(uris: Iterable[str]) -> tuple[Role, str] | None:
     """Returns a certificate's role and name, or None if a role or name is invalid. uris: the certificate's URIs.
 
-    Only a learner's certificate may contain several names. The returned name then lists them, separated by spaces.
+    Only a learner's certificate may contain several names. They are then returned as one string, separated by spaces.
     """
     own = [uri.removeprefix(SCHEME).partition("/") for uri in uris if uri.startswith(SCHEME)]
     roles, names = {role for role, _, _ in own}, [name for _, _, name in own]

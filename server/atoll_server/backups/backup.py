@@ -172,7 +172,7 @@ class _Copy:
         if shared is not None and (shared.run, shared.shard) != (meta["run"], _shard(meta)[0]):
             raise BackupError(
                 f"{self._path.parent} has backups of run {shared.run}, shard {shared.shard}, but {self._run} holds run "
-                f"{meta['run']}, shard {_shard(meta)[0]}: give each directory its own folder"
+                f"{meta['run']}, shard {_shard(meta)[0]}: back up each run directory to its own folder"
             )
 
     def _copy(self, files: list[BackupFile]) -> None:
