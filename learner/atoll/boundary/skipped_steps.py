@@ -1,7 +1,8 @@
 """Recognises calls of `Learner.step` for which a gradient scaler skipped the optimizer's step.
 
 A scaler skips a step if a gradient is infinite or NaN. It then does not call the optimizer, or it tells a fused
-optimizer to change nothing, by setting `found_inf`. Calls after each micro-batch of an accumulated step look the same.
+optimizer to change nothing, by setting `found_inf`. With gradient accumulation, calls after each
+micro-batch look the same.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class DeviceCoder:
         return partial(self._copy_ahead, anchor)
 
     def code(self, anchor: F32, values: OnDevice, shape: FragmentShape) -> Coded:
-        """Encodes anchor - values and waits for the contents. Raises CodecError if a value is not finite."""
+        """Encodes `anchor - values` and waits for the contents. Raises CodecError if a value is not finite."""
         layout = BlockLayout.of(shape)
         with self.beside():
             vector, copy = self.await_on_stream(values), self._copied_ahead(anchor)

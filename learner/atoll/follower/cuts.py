@@ -70,7 +70,7 @@ class CutExchange:
             self._changed.notify_all()
 
     def end(self, error: FollowerError) -> None:
-        """Makes current and later calls of the user's thread raise this error. Only the first call has an effect."""
+        """Makes the user's thread raise this error in its current and later calls. Only the first error counts."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()

@@ -106,7 +106,7 @@ class Coder(Protocol):
         """Returns a function that makes a later `code` with this anchor faster, or None. Worker threads call it."""
 
     def code(self, anchor: F32, values: Any, shape: FragmentShape) -> Coded:  # noqa: ANN401
-        """Encodes anchor - values, each float32 (shape.length,). Raises CodecError if a value is not finite."""
+        """Encodes `anchor - values`, both float32 (shape.length,). Raises CodecError if a value is not finite."""
 
     def change(self, old: F32, new: F32, update: Coded | None, q: Coded | None, shape: FragmentShape) -> Any:  # noqa: ANN401
         """Returns the values that an adoption adds to the parameters.
@@ -122,7 +122,7 @@ def ahead(anchor: F32, shape: FragmentShape) -> None:
 
 
 def code(anchor: F32, values: F32, shape: FragmentShape) -> Coded:
-    """Encodes anchor - values, each float32 (shape.length,). Raises CodecError if a value is not finite."""
+    """Encodes `anchor - values`, both float32 (shape.length,). Raises CodecError if a value is not finite."""
     coded = Coded.empty(shape)
     if not _code(anchor, values, shape.rows, shape.levels, coded.starts):
         raise CodecError("a value is not finite")

@@ -124,7 +124,7 @@ def _check_member(source: StoppedShard, registrar: StoppedShard) -> None:
     if mine["generation"] != run["generation"]:
         raise SettingsError(
             f"{source.directory} is at generation {mine['generation']}, but the run is at {run['generation']}: "
-            "start all cores once, so that each shard follows the restore"
+            "start all cores, so that each shard restores the same checkpoint"
         )
 
 

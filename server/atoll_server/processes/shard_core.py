@@ -127,7 +127,7 @@ class ShardCore(CoreProcess):
             if not welcome.checkpoint:
                 raise SettingsError(
                     f"the registrar is at generation {welcome.generation}, but this shard is at "
-                    f"{self.run.generation}: restore both from backups of the same time"
+                    f"{self.run.generation}: restore both from backups that were taken at the same time"
                 )
             raise GenerationChangedError(welcome.generation, welcome.checkpoint)
         await self.run.welcomed(welcome)

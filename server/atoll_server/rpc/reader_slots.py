@@ -27,7 +27,7 @@ class ReaderSlots:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Context manager that occupies the slot of one reader that watches. Raises Refused if none is free."""
+        """Context manager that occupies a slot for one reader's Watch call. Raises Refused if none is free."""
         if self._watches >= self._most_watches:
             text = (
                 f"{self._most_watches} readers already watch this address: use another front, or raise --limit-readers"

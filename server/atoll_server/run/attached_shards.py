@@ -87,7 +87,7 @@ class AttachedShards:
 
     @property
     def own(self) -> int:
-        """The number of the registrar's own shard, which holds no fragments if it comes after all others."""
+        """The number of the registrar's own shard. If it is the last number, the registrar holds no fragments."""
         return self.count if self._alone else 0
 
     @property

@@ -56,7 +56,7 @@ def checkpoint(row: SnapshotRow) -> pb.Checkpoint:
 
 
 def manifest_message(manifest: Manifest) -> pb.Checkpoint:
-    """Returns a manifest as the checkpoint that operators see."""
+    """Converts a manifest into the message that operators receive."""
     return pb.Checkpoint(
         id=manifest.id,
         taken_at=manifest.taken_at,

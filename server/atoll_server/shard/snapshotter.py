@@ -73,7 +73,7 @@ class Snapshotter:
         return sorted([*self.rows, *self.undone], key=lambda row: row.id)
 
     async def keep(self, snapshots: Collection[int], through: int) -> None:
-        """Durably marks these snapshots and those already marked above `through` as snapshots that must be kept."""
+        """Durably stores which snapshots must be kept: these, and those marked earlier with an ID above `through`."""
         kept = self.kept.told(frozenset(snapshots), through)
         if kept != self.kept:
             self.kept = kept
