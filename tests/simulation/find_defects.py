@@ -10,9 +10,8 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +65,9 @@ def main() -> int:
     began, seeds, missed, before = time.monotonic(), dict[str, int](), [], known()
     search = find_again if arguments.known else find
     with ProcessPoolExecutor() as pool:
-        results = pool.map(partial(search, first=arguments.first, count=arguments.seeds), ALL_DEFECTS)
-        for name, found in zip(ALL_DEFECTS, results, strict=True):
+        searches = {pool.submit(search, name, arguments.first, arguments.seeds): name for name in ALL_DEFECTS}
+        for done in as_completed(searches):
+            name, found = searches[done], done.result()
             if found is None:
                 missed.append(name)
                 print(f"MISSED  {name} in {arguments.seeds} seeds", flush=True)
