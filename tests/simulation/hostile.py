@@ -43,7 +43,7 @@ class Lie(StrEnum):
     FLOOD = "huge contributions as often as possible, with or without a round"
     DECLINES = "as many declined rounds as fit in a report"
     BOAST = "contributions with more steps and tokens than it reported"
-    INFLATE = "reports of more tokens than it could have trained"
+    INFLATE = "reports of more tokens than it could have trained, and contributions with all of them in one step"
     EARLY = "such reports before other learners have taken a step"
 
 
@@ -99,6 +99,8 @@ class Hostile(Island):
     def _submit(self, rank: Rank, taken: Submission) -> None:
         if self.lie is Lie.BOAST:
             taken.outstanding.tokens = taken.outstanding.steps = BOAST
+        elif self.lie is Lie.INFLATE:  # as if it trained with huge batches
+            taken.outstanding.tokens, taken.outstanding.steps = BOAST, 1
         super()._submit(rank, taken)
 
     def _check(self, take: Take, taken: Submission) -> None:

@@ -48,7 +48,9 @@ HARMED = 0.12  # share of the seeds with a hostile learner from LIES
 HARMED_TOO = 0.08  # share of the other seeds with another kind
 EARLY = 0.5  # share of Lie.INFLATE that becomes Lie.EARLY
 MORE_EARLY = 0.01  # share of all others with Lie.EARLY, to hold tokens back more often
+MORE_LATER = 0.015  # share of all others with one of LATER_LIES
 LATER_LIES = (Lie.BOAST, Lie.INFLATE)
+LIE_S, LATEST_LIE_S = 3.0, 25.0  # a storm with one of LATER_LIES lasts until the liar has trained for LIE_S
 STRANGE_STORM_S = 3.5
 LATE_STORM_S = 6.0  # with late rows, so that weights are loaded while learners have much work
 STANDING = ("Follow", "Report")  # calls that last as long as a learner is connected
@@ -82,6 +84,7 @@ class World:
         self._harm = random.Random(f"{seed} hostile")  # a separate stream
         self.harmed = self._harm.random() < HARMED
         self.hostile: Hostile | None = None
+        self._hostile_since = 0.0
         self._later = random.Random(f"{seed} hostile kinds")  # a separate stream
         self.harm: Lie | Harm | None = None
         if self._later.random() < HARMED_TOO and not self.harmed:
@@ -90,6 +93,8 @@ class World:
                 self.harm = Lie.EARLY
         elif not self.harmed and random.Random(f"{seed} hostile and early").random() < MORE_EARLY:
             self.harm = Lie.EARLY
+        elif not self.harmed and (more := random.Random(f"{seed} hostile and later")).random() < MORE_LATER:
+            self.harm = more.choice(LATER_LIES)
         self.caller: Caller | None = None
         self.late_rows = LateRows(seed, loop.clock, lambda: self.stormy, self.counts)
         self.weights = Weights(self, seed)
@@ -131,8 +136,15 @@ class World:
         long = self.rotting or self.harmed or isinstance(self.harm, Lie)
         strange_s = LATE_STORM_S if late else STRANGE_STORM_S
         storm_s = ROTTING_STORM_S if long else strange_s if self.weights.strange is not None else STORM_S
-        await self._watch(lambda: self.loop.now >= storm_s and not self.rank_faults.awaited())
+        await self._watch(
+            lambda: self.loop.now >= storm_s and not self.rank_faults.awaited() and not self._is_lie_awaited()
+        )
         await self._peace()
+
+    def _is_lie_awaited(self) -> bool:
+        """Returns whether the storm must last longer, because a liar must still train."""
+        trained = self.hostile is not None and self.loop.now >= self._hostile_since + LIE_S
+        return self.harm in LATER_LIES and not trained and self.loop.now < LATEST_LIE_S
 
     async def _watch(self, done: Callable[[], bool]) -> None:
         """Lets time pass until `done` returns True, and runs the checks meanwhile."""
@@ -495,7 +507,7 @@ class World:
         addresses, pace = rng.choice(list(self.addresses.values())), rng.uniform(0.06, 0.2)
         island = Hostile(lie, self.network, self.checks, addresses, pace, rng.getrandbits(32))
         island.process.on_death.append(lambda: self._hang_up(island.process))
-        self.hostile = island
+        self.hostile, self._hostile_since = island, self.loop.now
 
     def _harm_stays_if_judged(self, core: Core) -> None:
         """Ends a hostile learner that the core cannot judge, because a restore removed the norms."""
