@@ -10,8 +10,9 @@ that leaked over the connection, and limits end the oldest calls.
   up. The lowest sample of the last third must not exceed the highest sample of the first third and of the time before.
   One high sample is therefore not growth, but one leaked file is. "The time before" covers earlier samples of the same
   process. For threads, it covers any process of the same kind, since a pool may start a thread at any time.
-- Connections are compared in the same way, with a tolerance of LAZY. A front opens them when it first needs them, and
-  a cut ends them. A leak per cut or rejoin soon exceeds this tolerance.
+- Connections are compared in the same way, with a tolerance of LAZY per learner. A process opens more of them when
+  round trips become longer, as on a busy machine, and a cut ends them. A leak per cut or rejoin soon exceeds this
+  tolerance.
 - Memory: the median of the last third is at most 5 % above that of the first third.
 
 A falling quantity has not grown. Series that are compared over time need LEAST samples.
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 
 LEAST = 6
 MEMORY_RATIO = 1.05
-LAZY = 4  # tolerated additional connections
+LAZY = 4  # tolerated additional connections per learner
 MEMORY, THREADS, FILES, CONNECTIONS = "memory", "threads", "other file descriptors", "connections"
 
 

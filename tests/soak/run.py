@@ -111,10 +111,11 @@ def brief(sample: Sample) -> str:
 
 def series(samples: Sequence[Sample], minutes: float) -> list[Series]:
     """Returns the series to judge (see the module's docstring)."""
-    spare = {CONNECTIONS: LAZY} | ({THREADS: FILLING} if minutes < LONG_MINUTES else {})
     found = list[Series]()
     for name in dict.fromkeys(each.process for each in samples):
         mine = [each for each in samples if each.process == name]
+        lazy = LAZY * (len(LEARNERS) if name == "front" else 1)
+        spare = {CONNECTIONS: lazy} | ({THREADS: FILLING} if minutes < LONG_MINUTES else {})
         for quantity in dict.fromkeys(quantity for each in mine for quantity in each.used):
             if (most := known(name, quantity)) is not None:
                 found.append(Series(role(name), quantity, of(quantity, mine), known=most))

@@ -61,6 +61,8 @@ def known(name: str, quantity: str) -> float | None:
     lasting = {"Follow calls opened", "Report calls opened"}
     if name in LEARNERS:
         return float(quantity in lasting)
+    if quantity == ("Announce calls opened" if name == "front" else "Announce calls answered"):
+        return 1.0
     lasting = {"Follow calls answered", "Report calls answered"} | (lasting if name == "front" else set())
     return float(len(LEARNERS) * (quantity in lasting))
 

@@ -87,6 +87,22 @@ def test_connections_may_be_opened_late_but_not_with_each_turn():
     assert len(grown(growing)) == len(CHAPTERS) - 1
 
 
+def test_a_front_may_have_more_late_connections_than_a_learner():
+    turns = range(TURNS * len(CHAPTERS))
+
+    def front(more: float) -> list[str]:
+        samples = [
+            Sample(
+                "front", 1, turn // TURNS, turn, 31.0 * turn, "a cut", 1.0, QUIET | {CONNECTIONS: 30.0 + more * turn}
+            )
+            for turn in turns
+        ]
+        return [each.sentence() for each in series(samples, 20.0) if each.grew() and each.quantity == CONNECTIONS]
+
+    assert front(0.9) == []
+    assert len(front(4.0)) == len(CHAPTERS) - 1, "one per turn and learner"
+
+
 def test_memory_may_grow_by_five_percent():
     turns = TURNS * len(CHAPTERS)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 def soak(path: Path, *options: str) -> tuple[int, str, list[str]]:
@@ -20,11 +20,13 @@ def soak(path: Path, *options: str) -> tuple[int, str, list[str]]:
     return done.returncode, done.stdout, json.loads(path.read_text())["wrong"]
 
 
+@pytest.mark.ci
 def test_nothing_grows_while_everything_is_cut_and_restarted(tmp_path):
     status, output, wrong = soak(tmp_path / "soak.json")
     assert (status, wrong) == (0, []), output
 
 
+@pytest.mark.slow
 def test_a_file_that_a_learner_leaks_at_each_reconnect_is_named(tmp_path):
     status, output, wrong = soak(tmp_path / "soak.json", "--leak", "b")
     assert status == 1
