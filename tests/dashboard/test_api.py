@@ -266,6 +266,24 @@ def test_a_request_larger_than_any_action_is_not_read(lived_in: House):
     assert lived_in.ask(f"receipts?before={1 << 80}")[0] == 422
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "the body must be a JSON object"),
+        (b"[]", "the body must be a JSON object"),
+        (b"{}", "learner: field required"),
+        (b'{"learner": 1}', "learner: input should be a valid string"),
+    ],
+)
+def test_a_wrong_body_is_explained(lived_in: House, body: bytes, said: str):
+    headers = {"Content-Type": "application/json", "x-atoll-token": "any"}
+    request = urllib.request.Request(f"{lived_in.url}/api/actions/evict", body, headers, method="POST")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=20)
+    assert refused.value.code == 422
+    assert json.load(refused.value)["detail"].startswith(said)
+
+
 def _raw(it: House, request: bytes) -> tuple[int, bytes]:
     host, _, port = it.url.removeprefix("http://").partition(":")
     with contextlib.closing(socket.create_connection((host, int(port)), 20)) as connection:

@@ -17,11 +17,11 @@ import pytest
 from tests.compose.stack import NoEngineError, Stack
 from tests.documents import not_run
 from tests.documents.fences import ROOT, Fence, all_fences
-from tests.documents.page_run import PageRun, prepared, terminal_of
+from tests.documents.page_run import STOP, PageRun, prepared, terminal_of
 
 COMMANDS = all_fences("bash", "python")
 RUN = sorted({fence.page for fence in COMMANDS if fence.language == "bash" and not fence.reason})
-IN_CI = {"docs/guides/followers.md"}
+IN_CI = {"docs/start.md", "docs/guides/followers.md"}
 NAMESPACES = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
 
 
@@ -47,6 +47,17 @@ def test_most_fences_run_and_each_python_fence_runs_on_a_page_with_commands():
 def test_fences_do_not_change_the_directory():
     left = [str(fence) for fence in COMMANDS if not fence.reason and re.search(r"^\s*cd ", fence.text, re.MULTILINE)]
     assert not left, f"these fences change the directory for the next one: {left}"
+
+
+def test_the_test_of_a_page_understands_which_terminals_to_stop():
+    sentences = {
+        (str(fence), sentence)
+        for fence in COMMANDS
+        for sentence in re.split(r"[.:]\s", fence.before)
+        if "Ctrl-C" in sentence and re.search("terminals? [0-9]", sentence)
+    }
+    assert len(sentences) > 3
+    assert not [each for each in sentences if not STOP.search(each[1])], "write: Press Ctrl-C in terminal N"
 
 
 @pytest.mark.timeout(2400)

@@ -14,7 +14,8 @@ from atoll.follower.cuts import Cut, FragmentValues
 from atoll.follower.follow_session import Source
 from atoll.follower.follow_thread import FollowThread
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.model_file.model_file import GENERATION, VERSIONS, write_model
+from atoll_wire.model_file.metadata_keys import GENERATION, VERSIONS
+from atoll_wire.model_file.model_file import write_model
 from atoll_wire.process.clock import SYSTEM
 from atoll_wire.security.transport import TransportSecurity
 

@@ -163,6 +163,7 @@ def test_a_used_port_and_a_used_directory_are_named(tmp_path):
             done = subprocess.run([*ATOLL, "core", *arguments], capture_output=True, text=True, timeout=60)
             assert done.returncode == 1
             assert said in done.stderr.splitlines()[-1]
+            assert ".cc:" not in done.stderr, "gRPC's own log must stay silent"
 
 
 @pytest.mark.ci

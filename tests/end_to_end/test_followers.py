@@ -152,7 +152,7 @@ def test_pull_writes_the_bytes_of_the_export_and_replaces_the_file_while_the_mod
         pull = [sys.executable, "-m", "atoll.cli", "pull", str(out), "--server", running.address]
         said = subprocess.run(pull, capture_output=True, text=True, timeout=60, check=True).stdout
         assert out.read_bytes() == exported(running)
-        assert said.startswith(f"wrote {out} (0.0 MB, version")
+        assert said.startswith(f"wrote {out} (0.0 MB, run ")
         following = subprocess.Popen([*pull, "--follow", "--every-s", "0.1"], stdout=subprocess.PIPE, text=True)
         try:
             with training(running.address, "b"):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+import structlog
 from atoll_server.upstream.core_connection import AGAIN_S, CoreConnection
 from atoll_wire.connections.link import Link
 from atoll_wire.security.transport import LOCAL
@@ -70,5 +71,19 @@ def test_calls_that_end_on_an_old_link_do_not_replace_the_new_one():
         await core.look()
         assert core.link is new is not old
         await core.close()
+
+    asyncio.run(main())
+
+
+def test_the_log_tells_each_outage_and_its_end_once():
+    async def main() -> None:
+        clock = SetClock()
+        with structlog.testing.capture_logs() as lines:
+            core = CoreConnection("127.0.0.1:1", LOCAL, clock, Link)
+            for happens in (fails, long_after, fails, long_after, fails, answers, answers, fails, fails, answers):
+                happens(core, clock)
+        await core.close()
+        down, up = "the core does not answer: trying again until it does", "connected to the core"
+        assert [line["event"] for line in lines] == [down, up, down, up]
 
     asyncio.run(main())

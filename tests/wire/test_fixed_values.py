@@ -13,8 +13,8 @@ from atoll_wire.layout.layout import MergeKind, TensorSpec, plan
 from atoll_wire.layout.tensor_header import TensorEntry, TensorFileError, header_bytes
 from atoll_wire.model_file import fixed_values
 from atoll_wire.model_file.fixed_values import FixedFrames, FixedValues
+from atoll_wire.model_file.metadata_keys import LISTED
 from atoll_wire.model_file.model_file import RunId, write_model
-from atoll_wire.model_file.unshared_tensors import LISTED
 
 SPECS = [
     TensorSpec("table", (30, 4), "bfloat16", MergeKind.AVERAGE, ("head",)),

@@ -72,7 +72,11 @@ HTTP = {
 async def _not_asked_well(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError), "registered for this error only"
     first = error.errors()[0]
-    return JSONResponse({"detail": f"{first['loc'][-1]}: {first['msg'].lower()}; see api/openapi.json"}, 422)
+    if first["loc"] == ("body",):
+        detail = "the body must be a JSON object, sent as Content-Type: application/json; see api/openapi.json"
+    else:
+        detail = f"{first['loc'][-1]}: {first['msg'].lower()}; see api/openapi.json"
+    return JSONResponse({"detail": detail}, 422)
 
 
 def _core_said(feed: RunFeed):  # type: ignore[no-untyped-def]  # noqa: ANN202 - the signature that starlette requires

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from atoll_wire.model_file.export_summary import export_summary
 from atoll_wire.model_file.model_file import write_model
-from atoll_wire.model_file.unshared_tensors import warnings_of
 from atoll_wire.process.clock import Clock
 from atoll_wire.process.durable import new_file
 
@@ -27,17 +27,16 @@ def pull(out: Path, source: Source, clock: Clock, every_s: float | None, tell: C
     thread.start()
     try:
         written: Cut | None = None
+        warned: set[str] = set()
         while True:
             cut = thread.exchange.wait(written, None if written else source.connect_timeout_s)
             if cut is None:
                 raise thread.timed_out("--connect-timeout-s")
-            size = _write(out, cut)
-            versions = cut.versions
-            low, high = min(versions), max(versions)
-            span = f"version {low}" if low == high else f"versions {low} to {high}"
-            tell(f"wrote {out} ({size / 1e6:.1f} MB, {span}, generation {cut.run.generation})")
-            for text in warnings_of(out, trained=bool(high)) if written is None else []:
-                tell(f"warning: {text}")
+            _write(out, cut)
+            wrote, *warnings = export_summary(out)
+            for line in (wrote, *(text for text in warnings if text not in warned)):
+                tell(line)
+            warned.update(warnings)
             if every_s is None:
                 return
             written = cut
@@ -46,10 +45,10 @@ def pull(out: Path, source: Source, clock: Clock, every_s: float | None, tell: C
         thread.end()
 
 
-def _write(out: Path, cut: Cut) -> int:
-    """Writes a new file. The complete file replaces an older file. Returns its size in bytes."""
+def _write(out: Path, cut: Cut) -> None:
+    """Writes a new file. The complete file replaces an older file."""
     try:
         with new_file(out) as file:
-            return write_model(file, cut.layout, cut.fixed, cut.fragments, cut.run)
+            write_model(file, cut.layout, cut.fixed, cut.fragments, cut.run)
     except OSError as error:
         raise FollowerError(f"{out} cannot be written ({error.strerror}): give another path, or free space") from error

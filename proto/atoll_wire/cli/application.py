@@ -9,8 +9,8 @@ import typer
 
 from atoll_wire.errors import UserError
 
-# Without this, gRPC logs each failed TLS handshake as text. The commands print the cause and the fix.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+# gRPC's own log is plain text, even with --log-json. Atoll logs each fault's cause and fix.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 NAMES = {"help_option_names": ["-h", "--help"]}
 

@@ -28,8 +28,8 @@ from atoll_wire.layout.tensor_header import (
     header_length,
     parse_header,
 )
+from atoll_wire.model_file.metadata_keys import BUFFERS, FROZEN, LISTED
 from atoll_wire.model_file.model_file import InitialTensors, owners_of
-from atoll_wire.model_file.unshared_tensors import BUFFERS, FROZEN, LISTED
 
 FRAME_BYTES = 1 << 20
 TENSORS = "atoll.tensors"  # key in the metadata: the trained tensors as JSON

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from atoll_wire.layout.layout import Layout
 from atoll_wire.layout.tensor_header import Sink, TensorEntry, TensorHead, write_header
+from atoll_wire.model_file.metadata_keys import GENERATION, RUN, VERSIONS
 from atoll_wire.model_file.tensor_values import FORMAT_NAME, cast_float32, write_data
 from atoll_wire.model_file.unshared_tensors import metadata_lists
-
-RUN, GENERATION, VERSIONS = "atoll.run", "atoll.generation", "atoll.versions"  # keys in the metadata
 
 
 class RunId(NamedTuple):

@@ -9,14 +9,10 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
-# Keys in the metadata. Each value is a JSON list of names.
-LISTED = "atoll.initial"  # unshared tensors
-BUFFERS = "atoll.buffers"
-FROZEN = "atoll.frozen"  # frozen parameters that the file lacks
+from atoll_wire.model_file.metadata_keys import BUFFERS, FROZEN, LISTED
+
 AVERAGES = ("running_mean", "running_var", "num_batches_tracked")  # as torch names them
 MAX_SHOWN = 80  # number of characters of a name that the warning shows
 REMEDY = "torch.optim.swa_utils.update_bn(loader, model)"
@@ -51,16 +47,6 @@ def missing_warning(names: Collection[str]) -> str:
         f"the file lacks {_shown(names)}, since the first learner did not send frozen parameters: load the base model, "
         "and then this file with load_state_dict(strict=False)"
     )
-
-
-def warnings_of(export: Path, *, trained: bool) -> list[str]:
-    """Returns the warnings about an exported file. trained: whether training may have changed the model."""
-    with export.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-    metadata = header.get("__metadata__", {})
-    found = [warning(listed(metadata)) if trained else "", missing_warning(listed(metadata, FROZEN))]
-    return [text for text in found if text]
 
 
 def metadata_lists(names: Collection[str], trained: Collection[str], metadata: Mapping[str, str]) -> dict[str, str]:

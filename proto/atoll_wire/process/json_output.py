@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import sys
 import threading
 from types import TracebackType
@@ -17,15 +16,12 @@ import structlog
 
 log = structlog.get_logger()
 
-VERBOSITY = "GRPC_VERBOSITY"
 FATAL = "the process failed: report this bug"
 ERROR = "error: "
 
 
 def take_over_stderr() -> None:
-    """Sends all of Python's output to stderr through structlog. Call it after structlog is configured, before gRPC."""
-    if os.environ.get(VERBOSITY, "ERROR") == "ERROR":  # `application` sets this value; any other is the user's
-        os.environ[VERBOSITY] = "NONE"  # gRPC's own log is text, and Atoll logs the errors of all calls
+    """Sends all of Python's output to stderr through structlog. Call it after structlog is configured."""
     sys.stderr = _Lines(sys.stderr.fileno)
     logging.basicConfig(handlers=[_Records()], level=logging.WARNING, force=True)
     logging.captureWarnings(capture=True)

@@ -22,7 +22,8 @@ from atoll_wire.layout.tensor_header import (
     parse_header,
     write_header,
 )
-from atoll_wire.model_file.model_file import VERSIONS, RunId, heads_of, metadata_of
+from atoll_wire.model_file.metadata_keys import VERSIONS
+from atoll_wire.model_file.model_file import RunId, heads_of, metadata_of
 from atoll_wire.model_file.tensor_values import FORMAT_NAME, cast_float32, write_data
 from numpy.typing import NDArray
 

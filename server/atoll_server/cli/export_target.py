@@ -13,7 +13,6 @@ from pathlib import Path
 
 from atoll_wire.errors import UserError
 from atoll_wire.layout.tensor_header import INDEX, Sink
-from atoll_wire.model_file.unshared_tensors import warnings_of
 from atoll_wire.process.durable import new_file, sync_folder
 
 from atoll_server.checkpoints.folder_writer import folder_writer
@@ -86,15 +85,3 @@ def _remove(folder: Path) -> None:
             if _is_ours(path):
                 path.unlink()
         folder.rmdir()
-
-
-def print_export(out: Path, *, trained: bool) -> None:
-    """Prints a line about a finished export, and a warning about tensors that training may have changed.
-
-    trained: whether the exported parameters are newer than the initial parameters.
-    """
-    files = sorted(out.glob("model-*.safetensors")) if out.is_dir() else [out]
-    size = sum(file.stat().st_size for file in files)
-    print(f"wrote {out} ({size / 1e6:.1f} MB{f' in {len(files)} files' if out.is_dir() else ''})")
-    for text in warnings_of(files[0], trained=trained):
-        print(f"warning: {text}")

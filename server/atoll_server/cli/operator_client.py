@@ -16,11 +16,12 @@ from atoll_wire.connections.calls import open_stream
 from atoll_wire.connections.link import core_away, is_connection_lost, is_unreachable
 from atoll_wire.contract import token_metadata
 from atoll_wire.errors import ExitStatus, UserError
+from atoll_wire.model_file.export_summary import export_summary
 from atoll_wire.security.certificate import Role, read_certificate
 from atoll_wire.security.handshake import tls_fault
 from atoll_wire.security.transport import LOCAL, TransportSecurity
 
-from atoll_server.cli.export_target import export_target, print_export
+from atoll_server.cli.export_target import export_target
 from atoll_server.cli.tables import checkpoint_row, named_shards, print_checkpoints
 
 TIMEOUT_S = 10.0
@@ -157,4 +158,4 @@ def export_checkpoint(remote: OperatorTarget, out: Path, *, initial: bool, max_f
     ):
         for reply in call:
             target.write(reply.chunk)
-    print_export(out, trained=not initial)
+    print("\n".join(export_summary(out)))

@@ -12,12 +12,13 @@ from atoll_wire.cli.output import Format
 from atoll_wire.errors import SettingsError
 from atoll_wire.layout.layout import Layout
 from atoll_wire.model_file import model_file
+from atoll_wire.model_file.export_summary import export_summary
 from atoll_wire.model_file.model_file import RunId
 
 from atoll_server.checkpoints.restore import LEDGER, Origin, Restored, check_initial, initial_states, restore
 from atoll_server.checkpoints.rollback import roll_back
 from atoll_server.checkpoints.tensor_file import TensorFile
-from atoll_server.cli.export_target import export_target, print_export
+from atoll_server.cli.export_target import export_target
 from atoll_server.cli.tables import print_checkpoints
 from atoll_server.ledger import run_ledger, shard_ledger
 from atoll_server.ledger.database import read_ledger
@@ -137,4 +138,4 @@ def write_model(
     """
     with export_target(out, max_file_bytes) as target:
         model_file.write_model(target, layout, initial, states, run)
-    print_export(out, trained=any(state.version for state in states.values()))
+    print("\n".join(export_summary(out)))

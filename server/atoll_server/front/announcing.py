@@ -52,23 +52,22 @@ class Announcement:
 
     async def _keep(self) -> None:
         """Makes one call after another until the front stops."""
-        failures, problem = 0, ""
+        failures, refusal = 0, None
         while not self._leaving.is_set():
             link, answers = self._routes.core.link, self._answers
             try:
                 await self._report_to(link)
             except (grpc.aio.AioRpcError, LinkLost, TimeoutError) as error:
                 if isinstance(error, grpc.aio.AioRpcError) and not is_connection_lost(error):
-                    why = str(error.details())
+                    if error.details() != refusal:
+                        refusal = error.details()
+                        core = self._routes.core.address
+                        log.warning("the core refuses this front's reports", core=core, cause=refusal)
                 else:
-                    why = "it does not answer"
                     self._answering.answered(self._routes.registrar, up=False)
                     self._routes.core.suspect(link)
-                if why != problem:
-                    log.warning("the core does not know this front", core=self._routes.core.address, problem=why)
-                problem = why
             if self._answers > answers:
-                failures, problem = 0, ""
+                failures, refusal = 0, None
             longest_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures, 16))
             await self._rest(self._rng.uniform(0.5, 1.0) * longest_s)
             failures += 1

@@ -33,6 +33,7 @@ class CoreConnection:
         self._dial = dial
         self._closing: set[asyncio.Task[None]] = set()
         self._fault, self._fault_at = "", -math.inf
+        self._silent = False  # a failure since the last answer
         self._open()
 
     def _open(self) -> None:
@@ -45,24 +46,35 @@ class CoreConnection:
         Closes idle connections. Must be called every WATCH_S seconds.
         """
         if self.link.stale:
-            self._again("the certificates have changed")
+            log.warning("the certificates have changed: reconnecting", core=self.address)
+            self._dial_again()
         await self.link.rest()
 
     def answered(self, link: Link) -> None:
-        """Records that the core answered a call over this link."""
-        if link is self.link and not self._has_answered:
+        """Records that the core answered a call over this link. Logs the first answer after a dial or a failure."""
+        if link is not self.link or (self._has_answered and not self._silent):
+            return
+        log.info("connected to the core", core=self.address)
+        if not self._has_answered:
             self._kept_since, self._has_answered = self.clock.monotonic(), True
-            self._fault, self._fault_at = "", -math.inf
+        self._silent = False
+        self._fault, self._fault_at = "", -math.inf
 
     def suspect(self, link: Link) -> None:
         """Dials again after a call over this link lost its connection, since the link's other connections may be dead.
 
-        Does nothing within AGAIN_S seconds after the dial or the first answer. Connection attempts that began before
-        the core's start may still fail in this time, but gRPC repeats them. A delayed dial could close connections that
-        have recovered since the failure, so this method decides immediately.
+        Does not dial within AGAIN_S seconds after the last dial or its first answer. Connection attempts that began
+        before the core's start may still fail in this time, but gRPC repeats them. A delayed dial could close
+        connections that have recovered since the failure, so this method decides immediately. Logs the first failure
+        after an answer.
         """
-        if link is self.link and self.clock.monotonic() - self._kept_since > AGAIN_S:
-            self._again("the core did not answer")
+        if link is not self.link:
+            return
+        if not self._silent:
+            log.warning("the core does not answer: trying again until it does", core=self.address)
+        self._silent = True
+        if self.clock.monotonic() - self._kept_since > AGAIN_S:
+            self._dial_again()
 
     async def tls_fault(self) -> str:
         """Returns the reason why TLS prevents connections to the core, with the fix; empty if TLS is not the cause.
@@ -77,9 +89,8 @@ class CoreConnection:
                 log.error("TLS prevents connections to the core", error=self._fault)
         return self._fault
 
-    def _again(self, why: str) -> None:
+    def _dial_again(self) -> None:
         """Dials new connections for all later calls. Only running transfers continue on the old connections."""
-        log.warning(f"{why}: reconnecting", core=self.address)
         self._retire()
         self._open()
 
