@@ -96,6 +96,9 @@ class Hostile:
         self.forever = False
         self.joins = self.uploads = 0
 
+    async def tls_fault(self) -> str:
+        return ""
+
     async def Join(self, *_: Any, **__: Any) -> Any:
         self.joins += 1
         await asyncio.sleep(0)

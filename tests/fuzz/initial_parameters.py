@@ -7,6 +7,7 @@ import io
 import json
 import random
 import struct
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,9 @@ def _strange(rng: random.Random, head: dict[str, Any]) -> dict[str, Any]:
             case 0 if head:
                 head[rng.choice(TEXT)] = head.pop(name)
             case 1:
-                head[name] = rng.choice(STRANGE)
+                head[name] = deepcopy(rng.choice(STRANGE))  # a later change must not change STRANGE
             case 2 if isinstance(entry, dict):
-                entry[rng.choice(("dtype", "shape", "data_offsets"))] = rng.choice(STRANGE)
+                entry[rng.choice(("dtype", "shape", "data_offsets"))] = deepcopy(rng.choice(STRANGE))
             case 3 if isinstance(entry, dict) and entry:
                 del entry[rng.choice(list(entry))]
             case 4:  # the same bytes under several names

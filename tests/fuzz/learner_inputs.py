@@ -103,7 +103,7 @@ class Ears:
         try:
             heard = await hear
         except grpc.aio.AioRpcError as error:
-            session._note(error, 0.0)  # raises errors that the user must see
+            await session._note(error, 0.0)  # raises errors that the user must see
             heard = False
         finally:
             running = [track.fetching for track in core.tracks.values() if track.fetching is not None]
