@@ -201,13 +201,14 @@ def check_connection(learner: LearnerToCheck) -> Iterator[Finding]:
         if core_away(error):
             yield _split(f"the front at {learner.address} answers, but {error.details()}")
             return
-        if is_connection_lost(error) and (fault := tls_fault(learner.address, learner.security)):
-            yield _split(fault)
+        if is_connection_lost(error):
+            fix = "check the link, and that a core or front runs there; start it if it is down"
+            nothing = _bad(f"no core or front answers at {learner.address}: {error.details()}", fix)
+            fault = tls_fault(learner.address, learner.security)
+            yield _split(fault) if fault else nothing
             return
-        yield _bad(
-            f"the server at {learner.address} does not answer like an Atoll core or front: {error.details()}",
-            _fix(error, learner),
-        )
+        fact = f"the server at {learner.address} does not answer like an Atoll core or front: {error.details()}"
+        yield _bad(fact, "check the address, and use the same version of Atoll on both sides")
 
 
 def check_disk(directory: Path) -> Iterator[Finding]:
@@ -345,17 +346,6 @@ def _probe(stub: rpc.DoctorStub, requests: list[pb.ProbeRequest]) -> list[pb.Pro
 
 def _run(told: pb.ProbeReply) -> str:
     return f"run {told.run}" if told.fingerprint else f"run {told.run}, which has not begun"
-
-
-def _fix(error: grpc.RpcError, learner: LearnerToCheck) -> str:
-    if learner.security.tls is not None:
-        return (
-            "run atoll certs show: both certificates must come from one authority, and the server's must name the host "
-            "you call"
-        )
-    if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return "check that a core or front listens at this address, and whether it requires certificates (--tls)"
-    return "use the same version of Atoll on both sides"
 
 
 def _judged(good: bool, what: str, fix: str) -> Finding:

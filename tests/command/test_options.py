@@ -18,7 +18,7 @@ from atoll_server.cli.receipts import NARROW as FEW_OF_RECEIPTS
 from atoll_server.cli.receipts import _cells
 from atoll_server.cli.tables import shown
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.cli.output import Format, as_data, columns, finite, show
+from atoll_wire.cli.output import Format, as_data, columns, console, finite, plain_table, show
 from atoll_wire.cli.sizes import COUNT_UNITS, UNITS, parse_count, parse_size, shortest
 from atoll_wire.errors import ExitStatus, UserError
 from atoll_wire.security.transport import AddressError, check_address
@@ -79,6 +79,13 @@ def test_variables_help_and_formats_follow_one_rule(name):
     assert ({"--output", "-o", "--json"} <= flags) == (name in SHOWING | MEASURING)
     takes_path = any("--json" in each.opts and not each.is_flag for each in options)
     assert takes_path == (name in MEASURING)
+
+
+def test_tables_show_text_as_it_is(capsys):
+    table = plain_table()
+    table.add_row("7e:cd:ab:94")  # rich would show two pictures
+    console().print(table)
+    assert "7e:cd:ab:94" in capsys.readouterr().out
 
 
 def test_the_documented_exit_statuses_are_those_in_the_code():

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from atoll_server.cli.run_directory import restore_checkpoint
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
@@ -188,6 +189,20 @@ def test_the_page_reports_a_dead_core_and_recovers_by_itself(page: Page, lived_i
     assert all(max(piece) <= left + 1 or min(piece) >= right - 1 for piece in xs), "no line may cross a gap"
     assert max(map(max, xs)) > right - 1, "the line must go on after the gap"
     page.screenshot(path=PICTURES / "core-back.png", full_page=True)
+
+
+def test_a_restore_is_on_the_overview_and_keeps_the_charts(page: Page, lived_in: House):
+    status, done = lived_in.action("checkpoint")
+    assert status == 200, done
+    checkpoint = int(re.findall(r"checkpoint (\d+) is durable", done["said"])[0])
+    lived_in.core.kill()
+    restore_checkpoint(lived_in.core.directory, checkpoint)
+    lived_in.core.start()
+    restored = f"restored to checkpoint {checkpoint}"
+    expect(page.locator("#main")).to_contain_text(restored, timeout=SOON_MS)
+    chart = page.locator(".chart").filter(has=page.get_by_role("heading", name="Goodput"))
+    expect(chart.locator(".void").first).to_be_attached(timeout=SOON_MS)
+    page.screenshot(path=PICTURES / "restored.png", full_page=True)
 
 
 def test_the_overview_names_a_dead_learner_with_its_lost_time_and_cost(page: Page, lived_in: House):

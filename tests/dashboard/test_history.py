@@ -72,13 +72,18 @@ def test_a_learner_that_moves_to_another_region_adds_no_old_bytes():
     assert rates.bytes.rate(("eu", "up")) == 5.0, "a new learner must begin at zero bytes"
 
 
-def test_another_run_or_a_backup_starts_rates_again():
+def test_another_run_or_a_restore_starts_rates_again_and_a_restored_run_keeps_its_charts():
     rates = RunRates()
-    assert not rates.is_another(look(5.0))
+    assert rates.following(look(5.0)) is rates
     rates.take(look(5.0))
-    assert not rates.is_another(look(6.0))
-    assert rates.is_another(look(6.0, "another"))
-    assert rates.is_another(look(4.0))
+    assert rates.following(look(6.0)) is rates
+    other, earlier = rates.following(look(6.0, "another")), rates.following(look(4.0))
+    status = look(6.0)
+    status.generation = 2
+    restored = rates.following(status)
+    assert rates not in (other, earlier, restored)
+    assert [each.history is rates.history for each in (other, earlier, restored)] == [False, False, True]
+    assert restored.gap, "the chart must not connect both generations"
 
 
 def test_a_gap_is_kept_whatever_the_resolution():

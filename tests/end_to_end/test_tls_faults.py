@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,9 +24,10 @@ from atoll_dashboard.feed.run_feed import RunFeed
 from atoll_server.access.certificate_authority import init, issue
 from atoll_server.cli.operator_client import OperatorError, OperatorTarget, operator
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.errors import UserError
+from atoll_wire.errors import ExitStatus, UserError
 from atoll_wire.process.clock import SYSTEM
 from atoll_wire.security.certificate import Role
+from atoll_wire.security.handshake import tls_fault
 from atoll_wire.security.transport import TransportSecurity
 from torch.optim import SGD
 
@@ -205,3 +209,25 @@ def _behind(call: Callable[[str, TransportSecurity, Path], str], address: str, s
     with pytest.raises(OperatorError) as caught, operator(OperatorTarget(address, security)) as stub:
         stub.Status(pb.StatusRequest(), timeout=10)
     return str(caught.value)
+
+
+def test_a_forwarder_without_its_target_is_no_fault_of_tls(place):
+    def hang_up(listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                with listening.accept()[0] as peer:
+                    peer.recv(1)  # the beginning of the client's first message, as a forwarder does
+                    peer.shutdown(socket.SHUT_WR)
+                    while peer.recv(4096):
+                        pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=hang_up, args=(listening,), daemon=True).start()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        security = TransportSecurity(place.certificate("good", Role.OPERATOR))
+        assert not tls_fault(address, security)
+        assert f"no core or front answers at {address}" in doctor(address, security, place.directory)
+        with pytest.raises(OperatorError) as caught, operator(OperatorTarget(address, security)) as stub:
+            stub.Status(pb.StatusRequest(), timeout=10)
+        assert caught.value.exit_status == ExitStatus.UNREACHABLE, "a watch must go on"
+        listening.shutdown(socket.SHUT_RDWR)

@@ -144,8 +144,7 @@ class RunFeed:
             status, rounds, events = await asyncio.gather(
                 self.core.status(), self.core.rounds(ROUNDS, brief=True), self.core.events(*self._position)
             )
-            if self.rates.is_another(status):
-                self.rates = RunRates()
+            self.rates = self.rates.following(status)
             self.rates.take(status)
             self._take_events(events)
             self._poll_succeeded(status.at)
@@ -255,7 +254,7 @@ class RunFeed:
             at=status.at,
             run=status.run,
             generation=status.generation,
-            restored=status.restored.checkpoint,
+            restored=conversion.restored(status),
             epoch=status.epoch,
             uptime_s=status.uptime_s,
             wall_s=status.wall_s,

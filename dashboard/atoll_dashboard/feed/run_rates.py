@@ -78,15 +78,21 @@ class RunRates:
         self.poll = kept.poll
         self.history, self.learners_history = kept.histories[RUN], kept.histories[LEARNERS]
 
-    def is_another(self, status: pb.StatusReply) -> bool:
-        """Returns whether a status is from a different run or generation, or from a restored backup.
+    def following(self, status: pb.StatusReply) -> RunRates:
+        """Returns the rates that a status continues: these, or new rates if its sums began again.
 
-        The caller must then start with new rates.
+        The sums begin again with another run, and with the next generation after a restore. A new generation continues
+        the histories of the same run after a gap.
         """
         if self.poll is None:
-            return False
+            return self
         run, generation, at = self.poll
-        return (status.run, status.generation) != (run, generation) or status.at < at
+        if (status.run, status.generation) == (run, generation) and status.at >= at:
+            return self
+        rates = RunRates()
+        if status.run == run and status.at > at:
+            rates.history, rates.learners_history, rates.gap = self.history, self.learners_history, True
+        return rates
 
     def take(self, status: pb.StatusReply) -> None:
         """Adds the sums of one poll."""

@@ -95,6 +95,19 @@ class Units(BaseModel):
     lost: float
 
 
+class Restored(BaseModel):
+    """A restore of the run to a checkpoint.
+
+    backup_at: when the restored backup was taken; null: the run's own checkpoint was restored. undone_tokens: trained
+    tokens that no longer count.
+    """
+
+    checkpoint: int
+    at: float
+    backup_at: float | None
+    undone_tokens: int
+
+
 class Run(BaseModel):
     """The state of the run at time `at` on the core's clock.
 
@@ -111,7 +124,7 @@ class Run(BaseModel):
     at: float
     run: str
     generation: int
-    restored: int  # the checkpoint from which this generation began; 0: the first generation
+    restored: Restored | None  # the restore that began this generation; null: this is the first generation
     epoch: int
     uptime_s: float
     wall_s: float

@@ -20,6 +20,7 @@ from atoll_dashboard.models.api_models import (
     Link,
     Outcome,
     Receipt,
+    Restored,
     Round,
     Units,
     Wire,
@@ -255,4 +256,17 @@ def checkpoint(told: pb.Checkpoint) -> Checkpoint:
         merges=sum(told.versions.values()),
         size_bytes=told.size_bytes,
         generation=told.generation,
+    )
+
+
+def restored(status: pb.StatusReply) -> Restored | None:
+    """Returns the restore that began the current generation, or None in the first generation."""
+    if not status.HasField("restored"):
+        return None
+    told = status.restored
+    return Restored(
+        checkpoint=told.checkpoint,
+        at=told.at,
+        backup_at=told.backup_at or None,
+        undone_tokens=told.undone_tokens,
     )

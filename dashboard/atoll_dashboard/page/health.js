@@ -1,9 +1,10 @@
 // The problems of a run as text, with the worst problem first.
 
 import { about, clipped, decimal, moment, plural, ratio } from "./format.js";
-import { learnerLink, regionLink, regionName, total, unheard } from "./labels.js";
+import { learnerLink, regionLink, regionName, restoredWords, total, unheard } from "./labels.js";
 
 export const OLD_S = 5;
+const RESTORED_S = 3600; // seconds for which a restore is shown as a problem
 const LOW_GOODPUT = 0.8; // lower limit on the goodput of the last five minutes
 
 const problem = (level, key, words, link = "#overview") => ({ level, key, words, link });
@@ -31,6 +32,9 @@ export function problems(feed) {
     found.push(problem("bad", "core", `${what} since ${since}`));
   }
   if (run.paused !== "") found.push(problem("warn", "paused", `paused ${run.paused}`));
+  if (run.restored !== null && run.at - run.restored.at < RESTORED_S) {
+    found.push(problem("warn", "restored", restoredWords(run.restored)));
+  }
   for (const { region, links } of regions) {
     for (const { name, trouble } of links) {
       if (trouble !== "") found.push(problem("bad", `front ${name}`, trouble, regionLink(region)));

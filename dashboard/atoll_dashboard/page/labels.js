@@ -1,5 +1,7 @@
 // The labels of states, causes, fates and kinds, in the order of all views.
 
+import { count, moment } from "./format.js";
+
 export const STATES = ["live", "paused", "joining", "silent", "cut_off", "left", "evicted"];
 export const CAUSES = ["down", "restarting", "joining", "blocked", "thrown_away", "other"];
 export const FATES = ["pending", "merged", "refused"];
@@ -51,3 +53,9 @@ export function kindSign(kind) {
 export const learnerLink = (name) => `#learner/${encodeURIComponent(name)}`;
 export const regionName = (region) => region || "no region";
 export const regionLink = (region) => (region ? `#learners?region=${encodeURIComponent(region)}` : "#learners");
+
+/** What a restore did, as `atoll status` says it. */
+export function restoredWords({ checkpoint, backup_at: backup, undone_tokens: undone }) {
+  const source = backup === null ? `to checkpoint ${checkpoint}` : `from the backup of ${moment(backup)}`;
+  return `restored ${source}${undone ? `: ${count(undone)} trained tokens no longer count` : ""}`;
+}

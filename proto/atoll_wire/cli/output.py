@@ -91,8 +91,10 @@ def console(form: Format = Format.TABLE) -> Console:
 
     In a pipe or a log, and in the format wide, the console is at least WIDE columns wide, so that no table is cut.
     """
-    made = Console()
-    return made if made.is_terminal and form is not Format.WIDE else Console(width=max(WIDE, made.width))
+    made = Console(emoji=False)  # else a fingerprint such as 7e:cd:94 would contain a picture
+    if made.is_terminal and form is not Format.WIDE:
+        return made
+    return Console(width=max(WIDE, made.width), emoji=False)
 
 
 def plain_table(title: str | None = None, *, show_header: bool = True) -> Table:

@@ -69,6 +69,8 @@ def _encrypted(address: str, host: str, raw: socket.socket, tls: Path) -> str:
         other = (f"cannot be used ({error.verify_message})", "check it with atoll certs show")
         fact, fix = (part.format(tls=tls, host=host) for part in UNTRUSTED.get(error.verify_code, other))
         return f"the TLS certificate of {address} {fact}: {fix}"
+    except ssl.SSLEOFError:
+        return ""  # as from a forwarder whose target does not answer
     except ssl.SSLError as error:
         return f"{address} does not answer with TLS ({_words(error)}): correct the address, or omit --tls"
     why = "it closed the connection"

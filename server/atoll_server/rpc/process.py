@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 import grpc
 import grpc.aio
+import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.errors import SettingsError
+from atoll_wire.process.certificate_expiry import expiry_times
+from atoll_wire.process.clock import SYSTEM
 from atoll_wire.process.worker_threads import started_pool
 from atoll_wire.security.transport import TransportSecurity, on_loopback
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -19,6 +22,8 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from atoll_server.rpc.open_calls import OpenCalls
+
+log = structlog.get_logger()
 
 WORKERS = 6  # threads for calls that block, mostly on the disk
 UNLIMITED_FILES = 10_240  # the largest limit that macOS accepts, although macOS reports no limit
@@ -55,12 +60,15 @@ class RpcServer:
         options: as returned by `message_options`. most_calls: limit on concurrent calls. gate: the limiter of the
         calls. Raises TransportSecurityError if the certificates cannot be used.
         """
+        credentials = security.serving()
+        if old := [file for file, at in expiry_times(security).items() if at < SYSTEM.wall()]:
+            log.warning("peers refuse this process, because a certificate has expired: issue it again", files=old)
         server = grpc.aio.server(interceptors=[gate, served], options=options, maximum_concurrent_rpcs=most_calls)
         health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         if on_loopback(listen):
             reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
-        return cls(server, served, health, security.serving())
+        return cls(server, served, health, credentials)
 
     def bind(self, address: str) -> str:
         """Binds HOST:PORT. Returns the address with the chosen port if PORT is 0. Raises SettingsError."""

@@ -11,7 +11,7 @@ import { lostBar } from "../lost_time.js";
 import { poller } from "../poll.js";
 import { figures, linked, makeTable, signed, words } from "../table.js";
 import { problems, problemSign } from "../health.js";
-import { regionLink, regionName, stateWords } from "../labels.js";
+import { regionLink, regionName, restoredWords, stateWords } from "../labels.js";
 import * as dialogs from "../action_dialogs.js";
 
 const HISTORY_MS = 5000;
@@ -166,7 +166,8 @@ function facts(run) {
       + `${percent(run.tokens_merged, run.tokens_trained)} merged`],
     ["Contributions", `${count(sums.accepted)} accepted: ${count(sums.merged)} merged, ${count(sums.pending)} pending, `
       + `${count(sums.refused)} refused; ${count(sums.turned_away)} turned away`],
-    ["Core", `generation ${run.generation}${run.restored ? ` (restored to checkpoint ${run.restored})` : ""}, epoch ${run.epoch}, up for ${span(run.uptime_s)}`],
+    ["Core", `generation ${run.generation}${run.restored === null ? "" : ` (${restoredWords(run.restored)})`}, `
+      + `epoch ${run.epoch}, up for ${span(run.uptime_s)}`],
     ["Run", `${span(run.wall_s)} since the first learner joined; this dashboard started ${span(run.dashboard_s)} ago`],
   ];
 }
