@@ -1,11 +1,12 @@
 """Creates the demo's certificate authority once, and certificates that are missing, near their end or outdated.
 
-`python certs.py --renew` issues all of them again. Running processes reload them. Here, a region's front and learners
-share a volume. In production, give each process only its own certificate. The authority's key is readable only by this
-script's user, which runs no other process.
+`--renew` issues all of them again. Running processes reload them. `--revoke NUMBER` adds a certificate to the list of
+revoked certificates, which all cores and fronts read. Here, a region's front and learners share a volume. In
+production, give each process only its own certificate. The authority's key is readable only by this script's user,
+which runs no other process.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 from atoll_server.access import tokens
@@ -26,8 +27,11 @@ WANTED: list[tuple[str, Role, str, list[str]]] = [
 WITH_REVOKED = ("home", *(f"{region}/front" for region in REGIONS))
 
 
-def make(root: Path, *, renew: bool) -> None:
-    """Makes all files below `root`, whose folders are the volumes of the services. renew: also valid certificates."""
+def make(root: Path, *, renew: bool = False, revoke: str = "") -> None:
+    """Makes all files below `root`, whose folders are the volumes of the services.
+
+    renew: whether to issue valid certificates again. revoke: serial number or fingerprint of a certificate to revoke.
+    """
     authority = root / "authority"
     if not (authority / AUTHORITY_KEY).exists():
         init(authority)
@@ -44,6 +48,9 @@ def make(root: Path, *, renew: bool) -> None:
     revoked = authority / "revoked"  # cores and fronts read their copies again after each change
     if not revoked.exists():
         revoked.touch()
+    if revoke:
+        revoked.write_text(f"{revoked.read_text()}{revoke}\n")
+        print(f"revoked {revoke}")
     for folder in WITH_REVOKED:
         hand_over(revoked.read_text(), root / folder / "revoked")
 
@@ -69,4 +76,8 @@ def hand_over(text: str, to: Path) -> None:
 
 
 if __name__ == "__main__":
-    make(Path("/certs"), renew=sys.argv[1:] == ["--renew"])
+    parser = argparse.ArgumentParser(description="Issues and revokes the demo's certificates.")
+    parser.add_argument("--renew", action="store_true", help="issue all certificates again")
+    parser.add_argument("--revoke", default="", metavar="NUMBER", help="serial number or SHA-256 fingerprint")
+    asked = parser.parse_args()
+    make(Path("/certs"), renew=asked.renew, revoke=asked.revoke)

@@ -24,7 +24,7 @@ SPEC.loader.exec_module(certs)
 def root(tmp_path: Path) -> Path:
     for name in ("authority", "home", "operator", "dashboard", *certs.REGIONS):  # the volumes
         (tmp_path / name).mkdir(mode=0o750)
-    certs.make(tmp_path, renew=False)
+    certs.make(tmp_path)
     return tmp_path
 
 
@@ -35,7 +35,7 @@ def _serials(root: Path) -> dict[str, str]:
 def test_a_second_start_changes_no_file(root):
     """`docker compose up core` also runs this script, while other processes use their certificates."""
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in root.rglob("*") if path.is_file()}
-    certs.make(root, renew=False)
+    certs.make(root)
     assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in root.rglob("*") if path.is_file()}
 
 
@@ -52,7 +52,7 @@ def test_only_a_certificate_with_a_fault_is_issued_again(root, fault):
         made = issue(root / "authority", Role.CORE, "home", hosts, days)
         for file in ("cert.pem", "key.pem"):
             (folder / file).write_bytes((made / file).read_bytes())
-    certs.make(root, renew=False)
+    certs.make(root)
     after = _serials(root)
     assert {name for name in before if before[name] != after[name]} == {"home"}
     found = read_certificate(folder)
@@ -69,8 +69,15 @@ def test_renew_issues_all_certificates_again_and_keeps_the_token(root):
 
 def test_a_changed_list_of_revoked_certificates_reaches_cores_and_fronts(root):
     (root / "authority/revoked").write_text("ab12\n")
-    certs.make(root, renew=False)
+    certs.make(root)
     assert {(root / folder / "revoked").read_text() for folder in certs.WITH_REVOKED} == {"ab12\n"}
+
+
+def test_a_revoked_certificate_is_added_to_the_list(root):
+    (root / "authority/revoked").write_text("ab12\n")
+    certs.make(root, revoke="7F:03")
+    certs.make(root)
+    assert {(root / folder / "revoked").read_text() for folder in certs.WITH_REVOKED} == {"ab12\n7F:03\n"}
 
 
 def test_services_can_read_their_files_but_not_the_authoritys_key(root):

@@ -87,6 +87,7 @@ FENCES = {
         "docker compose run --rm certs --renew                 # the Compose demo: renews all of them": (
             "needs a cluster and Docker"
         ),
+        "docker compose run --rm certs --revoke NUMBER               # the Compose demo": "needs Docker",
     },
     "docs/reference/python.md": {
         "from atoll.doctor import LearnerToCheck, check_connection, of_model, print_findings": (

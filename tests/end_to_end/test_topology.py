@@ -88,7 +88,7 @@ def test_a_dead_front_is_named_with_the_learners_behind_it(tmp_path):
     assert "1 learner behind it can keep training" in after.trouble
     assert {each.learner: each.state for each in status.learners}["near"] == "live"
     assert "front eu is cut off; learners behind it: 1" in told
-    assert not [text for text in told if text.startswith("has taken no steps")], "its learner may be training"
+    assert not [text for text in told if text.startswith("has reported no step")], "its learner may be training"
 
 
 def test_a_cut_link_is_named_until_it_is_back(tmp_path):

@@ -34,7 +34,7 @@ def test_events_of_a_learner_from_its_join_to_its_eviction():
     )
     assert found == [
         ("joined", "a", "joined from eu"),
-        ("silent", "a", "has taken no steps for 10 s"),
+        ("silent", "a", "has reported no step for 10 s"),
         ("back", "a", "trains again"),
         ("back", "a", "restarted as incarnation 2 after 7.2 s down"),
         ("evicted", "a", "was evicted: bad"),

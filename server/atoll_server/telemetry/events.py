@@ -97,7 +97,7 @@ class EventLog:
             case entries.Readmitted():
                 self._add(Kind.BACK, "may join again", now, entry.learner)
             case entries.Silenced():
-                self._add(Kind.SILENT, f"has taken no steps for {entry.silent_s:.0f} s", now, entry.learner)
+                self._add(Kind.SILENT, f"has reported no step for {entry.silent_s:.0f} s", now, entry.learner)
             case entries.Recovered():
                 self._add(Kind.BACK, "trains again", now, entry.learner)
             case entries.FrontConnected():
