@@ -239,6 +239,7 @@ def test_a_default_is_shown_with_its_largest_unit():
     ("address", "said"),
     [
         ("core.example.com", "has no port: give HOST:PORT, such as core.example.com:7070"),
+        ("7070", r'"7070" has no port: give HOST:PORT, such as localhost:7070'),
         ("[::1]", r"has no port: give HOST:PORT, such as \[::1\]:7070"),
         ("::1", "is an IPv6 address without brackets"),
         ("a:b", "is not HOST:PORT: give an address such as a:7070"),

@@ -41,7 +41,8 @@ def check_address(address: str) -> None:
         return
     host, colon, port = address.rpartition(":")
     if not colon or address.endswith("]"):
-        raise AddressError(f'"{address}" has no port: give HOST:PORT, such as {address or "localhost"}:7070')
+        example = f"localhost:{address}" if address.isdigit() else f"{address or 'localhost'}:7070"
+        raise AddressError(f'"{address}" has no port: give HOST:PORT, such as {example}')
     if ":" in host and not host.startswith("["):
         raise AddressError(f'"{address}" is an IPv6 address without brackets: give [ADDRESS]:PORT, such as [::1]:7070')
     if not host or not (port.isascii() and port.isdigit() and int(port) < 65536):

@@ -97,11 +97,12 @@ def show_command(
         "serial": cert.serial,
         "fingerprint": cert.fingerprint,
     }
+    left = f"{cert.days_left:.1f} days left" if cert.days_left > 0 else "expired"
     rows = [
         ("identity", cert.identity),
         ("hosts", " ".join(cert.hosts) or "none"),
         ("issuer", cert.issuer),
-        ("valid", f"{cert.begins:%Y-%m-%d %H:%M} to {cert.ends:%Y-%m-%d %H:%M} UTC, {cert.days_left:.1f} days left"),
+        ("valid", f"{cert.begins:%Y-%m-%d %H:%M} to {cert.ends:%Y-%m-%d %H:%M} UTC, {left}"),
         ("serial", cert.serial),
         ("fingerprint", cert.fingerprint),
     ]
