@@ -79,6 +79,7 @@ lint: $(READY) ## run ruff and mypy --strict, and check that generated code matc
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy --implicit-reexport --cache-dir build/mypy-simulation -p tests.simulation
 	@mkdir -p build/drift
 	@$(PROTOC) --python_out=build/drift --pyi_out=build/drift --grpc_python_out=build/drift proto/atoll_wire/outer.proto proto/atoll_wire/shards.proto
 	@$(PROTOC) --python_out=build/drift --pyi_out=build/drift proto/atoll_wire/ranks.proto

@@ -19,13 +19,14 @@ import grpc.aio
 import numpy as np
 from atoll.agent import coordination, fetching, run_session, sending, shard_session
 from atoll.boundary import movement, movement_watch, round_answers, step_boundary
+from atoll.boundary.host_values import HostValues
 from atoll.fragments import adoption, segments
 from atoll.model import optimizer_copies
 from atoll.transfers import partial_fetch
 from atoll_server.access import quotas, reader_limits
 from atoll_server.checkpoints import restore, rollback
 from atoll_server.front import service as front_service
-from atoll_server.front.answering import Answering
+from atoll_server.front.answering import Answering, Route
 from atoll_server.front.fetch_cache import CacheKey, FetchCache
 from atoll_server.front.region_fetches import RegionFetches
 from atoll_server.learners import goodput, learner_counters, learner_registry, plausibility
@@ -103,7 +104,8 @@ def a_name_is_taken_over_without_an_answer() -> Iterator[None]:
     def at_once(self: learner_registry.LearnerRegistry, name: str, *values: Any) -> learner_registry.RegistryEntry:
         entry = join(self, name, *values)
         if entry.nonce != values[1]:
-            entry = join(self, name, *values[:4], entry.challenge[1], *values[5:])
+            values = (*values[:4], entry.challenge[1], *values[5:])
+            entry = join(self, name, *values)
         return entry
 
     with patch(learner_registry.LearnerRegistry, "join", at_once):
@@ -749,13 +751,13 @@ def a_front_takes_its_own_hanging_up_for_the_cores() -> Iterator[None]:
     answering = Answering.__call__
 
     @asynccontextmanager
-    async def suspicious(self: Answering, *values: Any) -> AsyncIterator[None]:
+    async def suspicious(self: Answering, *values: Any) -> AsyncIterator[Route]:
         async with answering(self, *values) as route:
             try:
                 yield route
             except (LinkLost, grpc.aio.AioRpcError):
-                dial_again = route.shard.core_connection._again
-                asyncio.get_running_loop().call_later(core_connection.AGAIN_S, dial_again, "the core did not answer")
+                dial_again = route.shard.core_connection._dial_again
+                asyncio.get_running_loop().call_later(core_connection.AGAIN_S, dial_again)
                 raise
 
     with patch(Answering, "__call__", suspicious):
@@ -1087,6 +1089,7 @@ def ranks_send_what_no_verdict_covers() -> Iterator[None]:
     hand_over = round_answers.RoundAnswers.hand_over
 
     def at_once(self: round_answers.RoundAnswers, judged: int = 0) -> None:
+        assert isinstance(self._local._values, HostValues)
         several = self._local._values._ranks.size > 1
         hand_over(self, max(judged, *(boundary for boundary, _ in self.kept_back), 0) if several else judged)
 

@@ -18,6 +18,7 @@ import safetensors.numpy
 from atoll.agent.join_request import Identity, ModelDescription
 from atoll.agent.member_session import MemberSession
 from atoll.agent.run_session import RunSession
+from atoll.boundary.host_values import HostValues
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.boundary.movement import Movement
 from atoll.boundary.movement_watch import MovementWatch
@@ -387,7 +388,9 @@ class Island:
 
     def _run(self, rank: Rank, fragment: int) -> Any:
         assert rank.boundary is not None, "the learner has joined"
-        return rank.boundary.local._values._routes[fragment].division.run
+        values = rank.boundary.local._values
+        assert isinstance(values, HostValues), "the simulation has no GPU"
+        return values._routes[fragment].division.run
 
     def settle(self, fragment: int) -> None:
         """Records an adoption in the account, before the values change."""

@@ -603,8 +603,8 @@ class ShardedWorld:
     def processes(self) -> list[Process]:
         """Returns all processes that may still run."""
         homes = [home.process for home in self.homes if home.process is not None]
-        others = [each.process for each in (*self.gateways.values(), *self.islands.values())]
-        return [*homes, *others]
+        fronts = [gateway.process for gateway in self.gateways.values()]
+        return [*homes, *fronts, *(island.process for island in self.islands.values())]
 
 
 def simulate_sharded(seed: int) -> ShardedWorld:

@@ -59,8 +59,8 @@ class Storm:
             yield at, self._leave
         gates = self._world.gates
         for front in self._world.fronts:
-            for fault in gates.choices((self._crash_front, self._part_front), k=gates.choice((1, 1, 2))):
-                yield gates.uniform(0.3, STORM_S), partial(fault, front)
+            for harm in gates.choices((self._crash_front, self._part_front), k=gates.choice((1, 1, 2))):
+                yield gates.uniform(0.3, STORM_S), partial(harm, front)
 
     def _crash_core(self) -> None:
         process = self._world.core_process

@@ -151,7 +151,8 @@ class PlayedShard:
     async def Report(self, requests: AsyncIterator[pb.Progress], _: Any) -> pb.ReportReply:
         async for told in requests:
             self.adopted |= {adopted.fragment for adopted in told.adopted}
-            self.heard_fragments |= {each.fragment for each in (*told.adopted, *told.declined)}
+            self.heard_fragments |= {adopted.fragment for adopted in told.adopted}
+            self.heard_fragments |= {declined.fragment for declined in told.declined}
         return pb.ReportReply()
 
     async def Push(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[pb.PushReply]:
