@@ -135,6 +135,12 @@ def test_a_failed_change_keeps_the_old_file(monkeypatch):
     assert list(contexts.path().parent.iterdir()) == [contexts.path()]
 
 
+def test_a_context_with_a_missing_directory_of_certificates_warns(capsys, tmp_path):
+    commands.add_command("home", "a:1", tmp_path, tmp_path / "token", insecure_plaintext=True)
+    missing = f"{tmp_path / 'token'} does not exist"
+    assert capsys.readouterr().err == f"warning: {missing}, so commands with this context fail until it does\n"
+
+
 def test_contexts_are_listed_shown_and_removed():
     atoll("context", "add", "home", "--server", "a:1", "--tls", "certs")
     atoll("context", "add", "away", "--server", "b:2")

@@ -198,6 +198,17 @@ def test_tables_fit_80_columns_and_wide_ones_have_everything():
         assert word in wide
 
 
+def test_a_status_names_its_silent_learners_above_the_tables():
+    reply = status()
+    assert "silent:" not in printed(shown(reply, Format.TABLE), 80)
+    reply.at = reply.learners[0].since + 90.0
+    reply.learners[1].since += 52.0
+    for learner in reply.learners[:2]:
+        learner.state = "silent"
+    text = printed(shown(reply, Format.TABLE), 100)
+    assert "silent: eu-west.gpu-0 for 1.5 min, eu-west.gpu-1 for 38 s. Read their logs" in text
+
+
 def test_a_receipt_fits_80_columns_in_one_row():
     receipt = pb.Receipt(learner="eu-west.gpu-1", incarnation=2, fragment=12, seq=345, fate=pb.FATE_MERGED, version=123)
     cells = _cells(pb.LoggedReceipt(receipt=receipt, accepted_at=1.7e9, clipped=1.0, tokens=8192))

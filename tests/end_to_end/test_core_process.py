@@ -128,6 +128,8 @@ CORE = ["core", "--dir", "DIR", "--listen", "127.0.0.1:0"]
         (["core"], 2, "Missing option '--dir'"),
         (["core", "--dir", "DIR", "--whatever"], 2, "No such option: --whatever"),
         (["status", "--server", "127.0.0.1:1"], 3, "error: no core answers at 127.0.0.1:1"),
+        (["status", "--server", "127.0.0.1:1"], 3, "start one there with `atoll core --listen 127.0.0.1:1 --dir DIR`"),
+        (["status", "--server", "nowhere.invalid:1", "--insecure-plaintext"], 3, "check that the core runs and that the"),
         (["checkpoint", "export", "out", "--dir", "DIR"], 1, "holds no run"),
         (["checkpoint", "export", "out", "--max-file-size", "5 apples"], 2, "5 apples is not a size: give bytes, or KiB, MiB"),
         (["checkpoint", "export", "out", "--max-file-size", "1000"], 2, "error: --max-file-size 1000: at least 1MiB is needed"),

@@ -48,6 +48,11 @@ def test_receipts_list_every_contribution_newest_first_also_from_the_directory(t
         mine = receipts("--server", running.address, "--learner", "a", "--last", "3")
         assert mine == [each for each in told if each["receipt"]["learner"] == "a"][:3]
         assert receipts("--server", running.address, "--fate", "refused") == []
+        assert receipts("--server", running.address, "--learner", "a", "--fate", "refused") == []
+        for place in (["--server", running.address], ["--dir", str(running.directory)]):
+            unknown = atoll("receipts", *place, "--learner", "nosuch")
+            assert unknown.returncode == 1
+            assert unknown.stderr == 'error: the run has no learner "nosuch": its learners are a, b\n'
         shown = atoll("receipts", "--server", running.address, "--last", "5").stdout
         assert shown.count("merged") == 5
     wrong = atoll("receipts", "--dir", str(running.directory), "--fate", "eaten")

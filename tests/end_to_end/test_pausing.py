@@ -30,6 +30,9 @@ def test_a_paused_run_stays_paused_over_a_restart_until_it_is_resumed(tmp_path):
         eventually(lambda: running.status().contributions.merged > 4)
         said = atoll("pause", "--yes", "--server", running.address, "--reason", "maintenance")
         assert (said.returncode, said.stdout) == (0, "the run is paused: maintenance\n")
+        again = atoll("pause", "--yes", "--server", running.address, "--reason", "upgrade").stdout
+        assert again == "the run is paused: upgrade (it was paused before: by an operator: maintenance)\n"
+        pause(running, "maintenance")
         eventually(lambda: states(running) == {"a": "paused", "b": "paused"})
         # Open rounds close. A late contribution waits for the next round.
         eventually(lambda: {each.state for each in running.status().fragments} == {"between rounds"})

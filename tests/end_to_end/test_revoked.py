@@ -126,6 +126,7 @@ def test_the_learners_behind_a_revoked_front_wait_for_another_front(region):
     with region.listed(read_certificate(region.papers.front).serial):
         assert refused(lambda: join(region.eu.address, honest, request("b"))).code() is AWAY
         assert join(region.home.address, honest, request("b")).token
+        eventually(lambda: "the core refuses this front's reports" in region.eu.child.log.read_text(), WAIT_S)
     assert join(region.eu.address, honest, request("b")).token
 
 

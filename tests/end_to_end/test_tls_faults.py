@@ -202,6 +202,12 @@ def test_a_front_logs_the_fault_and_tells_its_callers(fault, place, tmp_path):
     assert log.count("TLS prevents connections to the core") == 1
 
 
+def test_a_process_with_an_expired_certificate_warns_at_its_start(place, tmp_path):
+    papers = place.certificate("expired", Role.FRONT)
+    with front(tmp_path, place.addresses["good"], "--tls", str(papers)) as here:
+        assert "peers refuse this process, because a certificate has expired" in here.child.log.read_text()
+
+
 def _behind(call: Callable[[str, TransportSecurity, Path], str], address: str, security: TransportSecurity,
             directory: Path) -> str:  # fmt: skip
     if call is not status:

@@ -23,7 +23,7 @@ from atoll_server.telemetry import entries
 from atoll_server.telemetry.audited import audited
 from atoll_server.telemetry.entries import Arrival
 from atoll_server.telemetry.journal import Journal
-from atoll_server.telemetry.logs import logged
+from atoll_server.telemetry.logs import AGAIN_S, JournalLog
 from atoll_server.uploads.uploads import Upload
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
@@ -143,8 +143,21 @@ def test_each_kind_of_entry_reaches_only_its_subscribers(tmp_path: Path):
 def test_the_log_names_a_learners_state():
     structlog.reset_defaults()
     with capture_logs() as lines:
-        logged(entries.Joined("a", "eu", 1, Arrival.NEW, 0.0, "", 2), 0.0)
+        JournalLog().on(entries.Joined("a", "eu", 1, Arrival.NEW, 0.0, "", 2), 0.0)
     assert [line["state"] for line in lines] == ["initialise"]
+
+
+def test_of_a_learners_many_refusals_the_log_has_one_warning_per_minute():
+    structlog.reset_defaults()
+    journal_log = JournalLog()
+    with capture_logs() as lines:
+        for second in range(47):
+            journal_log.on(entries.TurnedAway("a", NO), second / 10)
+        journal_log.on(entries.TurnedAway("b", NO), 5.0)
+        journal_log.on(entries.ArrivalRefused(FateRow(KEY, Fate.REFUSED), 1), AGAIN_S)
+    warnings = [line for line in lines if line["log_level"] == "warning"]
+    assert [(line["learner"], line.get("others_before")) for line in warnings] == [("a", None), ("b", None), ("a", 46)]
+    assert len(lines) == 49, "debug level shows each"
 
 
 def test_subscribers_are_called_in_the_order_of_subscription():

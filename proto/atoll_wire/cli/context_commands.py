@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,6 +53,9 @@ def add_command(
     known.contexts[name] = CoreContext(server, _whole(tls), _whole(token_file), insecure_plaintext)
     known.current = known.current or name
     contexts.save(known)
+    for path in (tls, token_file):
+        if path is not None and not path.exists():
+            print(f"warning: {path} does not exist, so commands with this context fail until it does", file=sys.stderr)
     print(
         f"added context {name}{' (current)' if known.current == name else f'; use it with `atoll context use {name}`'}"
     )

@@ -19,7 +19,7 @@ from atoll_wire.errors import ExitStatus, UserError
 from atoll_wire.model_file.export_summary import export_summary
 from atoll_wire.security.certificate import Role, read_certificate
 from atoll_wire.security.handshake import tls_fault
-from atoll_wire.security.transport import LOCAL, TransportSecurity
+from atoll_wire.security.transport import LOCAL, TransportSecurity, on_loopback
 
 from atoll_server.cli.export_target import export_target
 from atoll_server.cli.tables import checkpoint_row, named_shards, print_checkpoints
@@ -72,6 +72,8 @@ def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
                 if is_connection_lost(error) and (fault := tls_fault(address, remote.security)):
                     raise OperatorError(fault) from error
                 fix = f"start one there with `atoll core --listen {address} --dir DIR`, or give another --server"
+                if remote.security.tls is not None or not on_loopback([address]):
+                    fix = "check that the core runs and that the network lets you reach it, or give another --server"
                 raise CoreUnreachableError(f"no core answers at {address} ({error.details()}): {fix}") from error
             raise OperatorError(
                 f"the core at {address} refused the call: {error.details()}", ExitStatus.REFUSED
@@ -105,11 +107,13 @@ class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
 def pause(remote: OperatorTarget, reason: str) -> None:
     """Pauses the run, or resumes it if the reason is empty."""
     with operator(remote) as stub:
-        if not reason and not stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).paused:
+        before = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).paused
+        if not reason and not before:
             print("the run is not paused")
             return
         reply = stub.Pause(pb.PauseRequest(reason=reason), timeout=TIMEOUT_S)
-    print(f"the run is paused: {reason}" if reason else "the run was resumed")
+    replaced = f" (it was paused before: {before})" if before else ""
+    print(f"the run is paused: {reason}{replaced}" if reason else "the run was resumed")
     _print_unconfirmed(reply.unconfirmed)
 
 

@@ -19,12 +19,14 @@ from atoll_server.cli.tables import named_shards
 from atoll_server.ledger import run_ledger, shard_ledger
 from atoll_server.ledger.database import read_ledger
 from atoll_server.operators.receipt_pages import logged_receipt
+from atoll_server.rounds.liveness import named
 
 
 def from_core(remote: OperatorTarget, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:
     """Returns the newest `last` receipts from a core, newest first.
 
-    Makes several calls, since the core limits the number of receipts per reply. Raises OperatorError.
+    Makes several calls, since the core limits the number of receipts per reply. Raises OperatorError, also if the
+    run has no such learner.
     """
     found: list[pb.LoggedReceipt] = []
     before, missing = "", set[int]()
@@ -38,6 +40,9 @@ def from_core(remote: OperatorTarget, learner: str, fate: str, last: int) -> lis
                 break
             found += reply.receipts
             before = reply.next
+        if learner and not found:
+            known = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).learners
+            _check_learner(learner, [each.learner for each in known])
     if missing:
         print(
             f"warning: receipts are missing, because {named_shards(missing)} did not answer: try again later",
@@ -57,7 +62,17 @@ def from_directory(directory: Path, learner: str, fate: str, last: int) -> list[
     wanted = _fate(fate) if fate else None
     with read_ledger(path) as db:
         shard = shard_number(run_ledger.get_meta(db))
-        return [logged_receipt(shard, *row) for row in shard_ledger.receipts(db, learner, wanted, 0, last)]
+        found = [logged_receipt(shard, *row) for row in shard_ledger.receipts(db, learner, wanted, 0, last)]
+        if learner and not found:
+            _check_learner(learner, [row.name for row in run_ledger.learners(db)])
+        return found
+
+
+def _check_learner(name: str, known: Sequence[str]) -> None:
+    """Raises OperatorError if the run has no learner with this name."""
+    if name not in known:
+        some = f"its learners are {named(sorted(known))}" if known else "no learner has joined it"
+        raise OperatorError(f'the run has no learner "{name}": {some}')
 
 
 def _fate(name: str) -> Fate:

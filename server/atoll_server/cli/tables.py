@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from atoll_server.links.links import duration
+from atoll_server.rounds.liveness import named
 
 FEW = 40  # number of learners and fragments that fit on a screen
 
@@ -51,6 +52,8 @@ def shown(reply: pb.StatusReply, form: Format, most: int | None = None) -> Rende
     if reply.paused:
         parts.append(f"[bold yellow]paused {escape(reply.paused)}[/]")
     troubles = [*(link.trouble for link in reply.links if link.trouble), *reply.troubles]
+    if silent := [each for each in reply.learners if each.state == LearnerState.SILENT]:
+        troubles.insert(0, _silent(silent, reply.at))
     parts += [f"[bold red]{escape(trouble)}[/]" for trouble in troubles]
     tables = [_shards(reply, form)] if reply.shards else []
     links = [link for link in reply.links if link.front or form is Format.WIDE]
@@ -58,6 +61,13 @@ def shown(reply: pb.StatusReply, form: Format, most: int | None = None) -> Rende
     tables += [_datasets(reply, form)] if reply.datasets else []
     tables += [_learners(reply, form, most), _fragments(reply, form, most)]
     return Group(*parts, _totals(reply), *(part for table in tables for part in ("", table)))
+
+
+def _silent(learners: Sequence[pb.LearnerStatus], at: float) -> str:
+    """Returns a line about silent learners, longest silence first. at: time of the status, on the run's clock."""
+    longest_first = sorted(learners, key=lambda each: each.since)
+    names = [f"{each.learner} for {duration(at - each.since)}" for each in longest_first]
+    return f"silent: {named(names)}. Read {'its log' if len(names) == 1 else 'their logs'}"
 
 
 def _restored(restored: pb.Restored, generation: int) -> str:

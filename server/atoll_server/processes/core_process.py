@@ -40,7 +40,7 @@ from atoll_server.storage import crash_points
 from atoll_server.storage.disk import Disk
 from atoll_server.telemetry.events import EventLog
 from atoll_server.telemetry.journal import Journal
-from atoll_server.telemetry.logs import logged
+from atoll_server.telemetry.logs import JournalLog
 from atoll_server.telemetry.metrics import Metrics
 from atoll_server.telemetry.timeline import Timeline
 
@@ -99,7 +99,7 @@ class CoreProcess:
         self.run_clock = RunClock(clock)
         self.timeline = Timeline(self.metrics)
         self.events = EventLog(self.run_clock.at)
-        for subscriber in (self.metrics.on, self.timeline.on, self.events.on, logged):
+        for subscriber in (self.metrics.on, self.timeline.on, self.events.on, JournalLog().on):
             self.journal.subscribe(subscriber, only_shows=True)
         self.failed: asyncio.Future[None]  # created by `take_directory`; its exception ends this process
         self._started_at = clock.monotonic()

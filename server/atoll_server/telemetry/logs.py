@@ -13,10 +13,46 @@ from atoll_server.telemetry.entries import Entry
 log = structlog.get_logger()
 
 LONGEST_NAME = 80
+AGAIN_S = 60.0  # shortest time between two warnings about refused contributions of one learner
+KNOWN = 1024  # limit on the learners whose refusals are counted
 
 
-def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 - a case for each kind
-    """Writes an entry to the log if the entry's kind belongs there."""
+class JournalLog:
+    """Writes a process's entries to its log.
+
+    After an outage, all outstanding contributions of a learner may be refused within seconds. Within a minute, only the
+    first of a learner's refusals is a warning, and the others have the level debug.
+    """
+
+    def __init__(self) -> None:
+        self._refused: dict[str, tuple[float, int]] = {}  # by learner: time of the last warning, refusals since then
+
+    def on(self, entry: Entry, now: float) -> None:
+        """Writes an entry to the log if the entry's kind belongs there. now: monotonic seconds."""
+        match entry:
+            case entries.TurnedAway(learner, refused):
+                told = {"status": refused.status.value, "detail": refused.detail}
+                self._refusal("contribution turned away", learner[:LONGEST_NAME], now, **told)
+            case entries.ArrivalRefused(fate):
+                told = {"contribution": str(fate.key), "reason": fate.reason}
+                self._refusal("contribution refused", fate.key.learner, now, **told)
+            case _:
+                _log(entry)
+
+    def _refusal(self, what: str, learner: str, now: float, **told: str) -> None:
+        """Logs a refusal as a warning, or at debug level within AGAIN_S seconds of the learner's last warning."""
+        at, others = self._refused.get(learner, (-AGAIN_S, 0))
+        if now - at < AGAIN_S:
+            self._refused[learner] = (at, others + 1)
+            log.debug(what, learner=learner, **told)
+            return
+        if len(self._refused) >= KNOWN:
+            self._refused.clear()
+        self._refused[learner] = (now, 0)
+        log.warning(what, learner=learner, **told, **({"others_before": others} if others else {}))
+
+
+def _log(entry: Entry) -> None:  # noqa: C901, PLR0912, PLR0915 - a case for each kind
     match entry:
         case entries.Restored(checkpoint, generation, backup):
             log.warning("restored: later work is lost", checkpoint=checkpoint, generation=generation, backup=backup)
@@ -50,17 +86,12 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
             log.info(action, operator=operator, **what, **entry.outcome)
         case entries.UploadBegan(key, cycle, received):
             log.debug("receiving a contribution", contribution=str(key), cycle=cycle, received=received)
-        case entries.TurnedAway(learner, refused):
-            told = {"learner": learner[:LONGEST_NAME], "status": refused.status.value, "detail": refused.detail}
-            log.warning("contribution turned away", **told)
         case entries.Clamped(learner, tokens, steps, counted_tokens, counted_steps):
             counts = {"counted_tokens": counted_tokens, "counted_steps": counted_steps}
             text = "a contribution declares more work than its learner could have done"
             log.warning(text, learner=learner, tokens=tokens, steps=steps, **counts)
         case entries.Acknowledged(key):
             log.debug("contribution durable", contribution=str(key))
-        case entries.ArrivalRefused(fate):
-            log.warning("contribution refused", contribution=str(fate.key), reason=fate.reason)
         case entries.RoundLapsed(lapse):
             log.info("round lapsed", fragment=lapse.fragment, cycle=lapse.cycle, reason=lapse.reason)
         case entries.Published(merge):
@@ -71,8 +102,8 @@ def logged(entry: Entry, _now: float) -> None:  # noqa: C901, PLR0912, PLR0915 -
             pass  # the server logs the start with its addresses; status and metrics show the others
         case entries.SessionRefused() | entries.CallLimited() | entries.OperatorRefused():
             pass  # the audit log contains these, and limits the lines per caller
-        case entries.PendingRefused() | entries.OfRounds():
-            pass
+        case entries.TurnedAway() | entries.ArrivalRefused() | entries.PendingRefused() | entries.OfRounds():
+            pass  # `JournalLog` limits the lines about refusals
         case _:
             assert_never(entry)
 
