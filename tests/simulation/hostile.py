@@ -33,7 +33,8 @@ LARGEST = 1e4  # limit on a parameter: the norm limit times honest movement, wit
 DECLINES = 128  # declined rounds per report
 BOAST = 1 << 40
 FASTEST_S, SLOWEST_S = 0.06, 0.2  # an honest learner's time for an inner step
-MAX_OF_A_STEP = FASTER * BATCH * SLOWEST_S / FASTEST_S  # tokens of a learner that is ten times as fast
+STALLED = 4.0  # a step takes up to this many times as long on the core's clock, if outages delay it or its reports
+MAX_OF_A_STEP = FASTER * BATCH * STALLED * SLOWEST_S / FASTEST_S  # tokens of a learner that is ten times as fast
 MAX_TOKENS_PER_S = FASTER * BATCH / FASTEST_S  # limit per learner: ten times the fastest honest learner's rate
 
 

@@ -89,14 +89,15 @@ def test_the_first_seeds_have_every_situation_of_late_rows(first_seeds):
     assert not rare, "these situations are too rare in the seeds"
 
 
-@pytest.mark.parametrize("seed", [9000002895, 9300003658, 9400000154, 9400000884, 10100001521])
+@pytest.mark.parametrize("seed", [9000002895, 9300003658, 9400000154, 9400000884, 10100001521, 11100004161])
 def test_seeds_that_once_failed(seed):
-    """The simulation's last account was at fault in the first four, and the product in the last.
+    """The simulation was at fault in the first four (its last account) and in the last, and the product in the fifth.
 
     9000002895: a timer of the storm started a learner after the last account, and the learner leased units.
     9300003658: units were being leased during the last account, and the ledger did not contain this lease yet.
     9400000154, 9400000884: learners took new work during the last account, after a wait.
     10100001521: a learner was evicted and soon readmitted, and its process came back with outstanding work on units.
+    11100004161: a liar's steps took twice as long on the core's clock as the check of its tokens per step allowed.
     """
     simulate(seed)
 
