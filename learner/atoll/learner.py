@@ -24,6 +24,7 @@ from atoll.agent.join_request import Identity, ModelDescription, own_name, proce
 from atoll.agent.thread import Agent
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.boundary.movement_watch import MovementWatch
+from atoll.boundary.replicas import ReplicaCheck
 from atoll.boundary.round_answers import RoundAnswers
 from atoll.boundary.skipped_steps import SkippedSteps
 from atoll.boundary.step_boundary import StepBoundary
@@ -267,7 +268,8 @@ class Learner:
                 file.write_together()
         divisions = [divide(fragment, parts, ranks.rank) for fragment in agent.layout.fragments]
         anchors = self._exchange.take_first(of_leader(ranks, self._exchange.first()))
-        self._take_over(parameters, agent.layout, agent, divisions, anchors)
+        replicas = ReplicaCheck(parameters.values, divisions, parts, ranks.rank) if ranks.size > 1 else None
+        self._take_over(parameters, agent.layout, agent, divisions, anchors, replicas)
 
     def _begin(self, model: ModelDescription, ranks: RankGroup) -> Agent | LearnerError:
         """Starts the agent. Returns it, or the error if this rank cannot join."""
@@ -301,6 +303,7 @@ class Learner:
         agent: Agent,
         divisions: Sequence[Division],
         anchors: Sequence[PreparedAnchor],
+        replicas: ReplicaCheck | None = None,
     ) -> None:
         """Writes the run's first anchors into the model, and starts to watch the parameters."""
         ranks = self._mine(self._ranks)
@@ -324,6 +327,7 @@ class Learner:
             self._clock,
             self._agent_failure,
             self._checkpoints,
+            replicas,
         )
         self._boundary.seen(range(len(layout.fragments)))
         self._boundary.agree_on_tokens()

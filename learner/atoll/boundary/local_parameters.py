@@ -148,6 +148,10 @@ class LocalParameters:
         self._overwrite(number)
         return track.adopt(PreparedAnchor(number, track.version, track.anchor, Fate()), tokens, steps, keep=False)
 
+    def equalize(self, number: int) -> None:
+        """Gives all replicas of each value in a fragment the value that pseudo-gradients are computed from."""
+        self._values.write(number, self._values.spread(number, self._values.read(number)())(), add=False)
+
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
         """Context manager for all adoptions of a boundary. If its block raises, the learner cannot continue."""

@@ -18,12 +18,25 @@ from atoll_wire.process.clock import Clock
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.boundary.movement import Movement
 from atoll.boundary.movement_watch import FOUND, MovementWatch
+from atoll.boundary.replicas import DRIFTED, ReplicaCheck
 from atoll.boundary.round_answers import RoundAnswers
 from atoll.errors import LearnerError
 from atoll.fragments.adoption import Adopting
 from atoll.fragments.exchange import PER_BOUNDARY, BoundaryWork, DueRound, ThreadExchange
 from atoll.model.parameters import Parameters
-from atoll.ranks.rank_group import END, FAILED, GO_ON, RESTORE, STAND, STOP, Agreed, Decision, RankGroup, stopped_by
+from atoll.ranks.rank_group import (
+    END,
+    FAILED,
+    FLAG_BITS,
+    GO_ON,
+    RESTORE,
+    STAND,
+    STOP,
+    Agreed,
+    Decision,
+    RankGroup,
+    stopped_by,
+)
 from atoll.stats import Counters
 
 log = structlog.get_logger()
@@ -48,7 +61,7 @@ class Saving(Protocol):
 
 class StepBoundary:
     """One rank's step boundaries. watch: None except on rank 0. failure: a function that returns the agent's error, or
-    None. saving: None if the learner saves no checkpoints.
+    None. saving: None if the learner saves no checkpoints. replicas: None for a single process.
     """
 
     def __init__(
@@ -65,6 +78,7 @@ class StepBoundary:
         clock: Clock,
         failure: Callable[[], LearnerError | None],
         saving: Saving | None = None,
+        replicas: ReplicaCheck | None = None,
     ) -> None:
         self._name = name
         self._layout = layout
@@ -78,6 +92,7 @@ class StepBoundary:
         self._clock = clock
         self._agent_failure = failure
         self._saving = saving
+        self._replicas = replicas
         self._undone: LearnerError | None = None
         self._to_restore = False
         self._number = 0  # number of the newest step boundary, which is the same on all ranks
@@ -122,7 +137,9 @@ class StepBoundary:
 
     def _flags(self) -> int:
         """Returns this rank's flags for the next agreement."""
-        return (FAILED if self._failed() else 0) | (self._saving.flags() if self._saving is not None else 0)
+        report = self._replicas.report() if self._replicas is not None else 0
+        saving = self._saving.flags() if self._saving is not None else 0
+        return report << FLAG_BITS | saving | (FAILED if self._failed() else 0)
 
     def _decide(self) -> Decision:
         """Returns rank 0's decision. It contains pending work, unless training must first wait, stop or be reset."""
@@ -179,6 +196,7 @@ class StepBoundary:
             self._finish_adoptions()  # adoptions of the last agreement, whose values have arrived in the meantime
         if agreed.decision.request == RESTORE:
             self._restore()
+        self._compare_replicas(agreed)
         todo = self._todo(agreed.decision)
         self._release(todo)
         for newer in todo.prepared:
@@ -255,6 +273,22 @@ class StepBoundary:
                 self._abandon(fragment, given_up)
         self.seen(fragments, reset=True)
         self._to_restore = False
+
+    def _compare_replicas(self, agreed: Agreed) -> None:
+        """Makes the replicas of a fragment equal if their samples differ, and reads those of fragments that are due."""
+        if self._replicas is None:
+            return
+        drifted = self._replicas.drifted(agreed.replicas)
+        if drifted is not None:
+            if self._ranks.is_leader:
+                log.warning(DRIFTED, learner=self._name, fragment=drifted, consequence="they are equal again")
+            moved = self._parameters.of(self._layout.fragments[drifted])
+            self._parameters.reshard()
+            with self.local.moving(), self._parameters.copies.following(moved):
+                self.local.equalize(drifted)
+            self.seen([drifted])
+        for fragment, _ in agreed.decision.due:
+            self._replicas.read(fragment)
 
     def _withdraw(self, fragment: int) -> None:
         """Withdraws a contribution that was kept back, because its work is dropped."""

@@ -75,17 +75,17 @@ class ParameterSamples:
     def _look(self) -> None:
         self._at = addresses(self.parameters)
         self._views = [
-            _view(local_tensor(self._values[piece.tensor]), start, self._length) for _, piece, start in self._chosen
+            view(local_tensor(self._values[piece.tensor]), start, self._length) for _, piece, start in self._chosen
         ]
         self._direct = None
-        lengths = [len(view) for view in self._views]
+        lengths = [len(each) for each in self._views]
         self._size = sum(lengths)
         self.edges = np.cumsum([0, *lengths[:-1]]).astype(np.int64)
-        self.rounding = np.array([torch.finfo(view.dtype).eps for view in self._views], np.float32)
-        if all(view.is_cpu and view.dtype == torch.float32 and view.is_contiguous() for view in self._views):
+        self.rounding = np.array([torch.finfo(each.dtype).eps for each in self._views], np.float32)
+        if all(each.is_cpu and each.dtype == torch.float32 and each.is_contiguous() for each in self._views):
             rows = np.zeros((len(lengths), 5), np.int64)
             rows[:, 0], rows[:, 1] = self.edges, lengths
-            self._direct = np.array([view.data_ptr() for view in self._views], np.int64), rows
+            self._direct = np.array([each.data_ptr() for each in self._views], np.int64), rows
 
 
 class Block:
@@ -128,7 +128,7 @@ def _chosen(division: Division, count: int) -> list[tuple[LocalPiece, int]]:
     return found
 
 
-def _view(tensor: torch.Tensor, start: int, length: int) -> torch.Tensor:
+def view(tensor: torch.Tensor, start: int, length: int) -> torch.Tensor:
     """Returns a view of up to `length` values from flat element `start`, or from an earlier one if too few follow.
 
     If the tensor is not contiguous, all values are from one row of its last dimension.

@@ -33,6 +33,7 @@ STOP = 3
 END = 4
 
 FAILED, SAVE, SAVING = 1, 2, 4  # flags of a rank: see RankGroup.step
+FLAG_BITS = 3
 
 AGREED_S = 0.01  # seconds between agreements, because each agreement takes the training thread about 0.1 ms
 MOST_STEPS = 64  # limit on the steps between two agreements
@@ -68,6 +69,7 @@ class Agreed:
 
     tokens: the tokens of all ranks since the last agreement. steps: rank 0's inner steps since the last agreement.
     decision: rank 0's decision. failed: ranks that cannot continue. save: whether all ranks save a checkpoint.
+    replicas: each rank's report about its replicas, see `replicas`.
     """
 
     tokens: int
@@ -75,6 +77,7 @@ class Agreed:
     decision: Decision
     failed: tuple[int, ...] = ()
     save: bool = False
+    replicas: tuple[int, ...] = ()
 
 
 Decide: TypeAlias = Callable[[], Decision]
@@ -97,6 +100,7 @@ class RankGroup(Protocol):
         carry_out: called with the result when an agreement has ended, at the same step on all ranks.
         flags: returns this rank's flags: FAILED if it cannot continue, SAVE if it requests a checkpoint, and SAVING
             while it writes one. The ranks save a checkpoint if any rank requests one and no rank is writing one.
+            The bits above FLAG_BITS are the rank's report about its replicas.
         """
 
     def finish(self, carry_out: CarryOut) -> None:
@@ -302,7 +306,7 @@ def _agreed(tokens: int, steps: int, decision: Decision, flags: Sequence[int]) -
     """Returns an agreement's result. flags: the flags of each rank."""
     failed = tuple(rank for rank, mine in enumerate(flags) if mine & FAILED)
     save = any(mine & SAVE for mine in flags) and not any(mine & SAVING for mine in flags)
-    return Agreed(tokens, steps, decision, failed, save)
+    return Agreed(tokens, steps, decision, failed, save, tuple(mine >> FLAG_BITS for mine in flags))
 
 
 _LENGTH = 7 + PER_BOUNDARY * (1 + 6 + 2)  # numbers in a message before the flags: tokens, steps, decision
