@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -25,6 +24,7 @@ from atoll_wire.layout.layout import plan
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.conditions import conditions, write_record
 from benchmarks.data_plane import idle_learners, kernels, plots, sync, throughput
 from benchmarks.data_plane.rows import Report, Row, pace_s
 from benchmarks.links import wan
@@ -152,7 +152,7 @@ def main() -> None:
         "--plot", type=Path, default=Path("build/bench.svg"), help="write a plot of the rows to this file"
     )
     parser.add_argument("--only", choices=tuple(PARTS))
-    arguments = parser.parse_args()
+    arguments, under = parser.parse_args(), conditions()
     console, report = Console(), Report()
     for name, part in PARTS.items():
         if arguments.only in {None, name}:
@@ -174,7 +174,7 @@ def main() -> None:
     for missing in report.not_measured:
         console.print(f"not measured: {missing['name']}: {missing['reason']}")
     if arguments.json_path is not None:
-        arguments.json_path.write_text(json.dumps(report.data(), indent=2) + "\n")
+        write_record(arguments.json_path, report.data(), under)
     arguments.plot.parent.mkdir(parents=True, exist_ok=True)
     plots.margins(report.rows, arguments.plot)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 from atoll.demo.processes import Child, Children, children
 
+from benchmarks.conditions import conditions, write_record
 from benchmarks.data_plane.loopback import loopback_bytes
 
 FRAGMENTS = 24
@@ -162,7 +163,7 @@ def main() -> None:
     parser.add_argument("--front", action="store_true")
     parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--json", type=Path, dest="json_path")
-    arguments = parser.parse_args()
+    arguments, under = parser.parse_args(), conditions()
     measured = measure(
         arguments.learners, arguments.size, arguments.syncs, behind=arguments.front, shards=arguments.shards
     )
@@ -174,7 +175,7 @@ def main() -> None:
     print(f"core's peak memory {measured.core_bytes / 4 / measured.parameters:.2f} x the float32 model", end=", ")
     print(f"learner's extra memory {measured.learner_bytes / 4 / measured.parameters:.2f} x")
     if arguments.json_path is not None:
-        arguments.json_path.write_text(json.dumps(asdict(measured), indent=2) + "\n")
+        write_record(arguments.json_path, asdict(measured), under)
 
 
 if __name__ == "__main__":

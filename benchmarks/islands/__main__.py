@@ -3,8 +3,9 @@
 python -m benchmarks.islands --ranks 4 --json PATH
 
 Memory: the largest rank's peak, with a Learner and without. Its extra memory has a limit: 2.5 times its share of the
-parameters in float32, one tensor, and 200 MB. Time: the duration of a `Learner.step()` with nothing due, and the share
-of time in `step()` with steps of 200 ms. A pause replaces the computation of a step.
+parameters in float32, one tensor, and 200 MB. The staging of a learner checkpoint is a figure of its own. Time: the
+duration of a `Learner.step()` with nothing due, which includes agreements, and the share of time in `step()` with steps
+of 200 ms. A pause replaces the computation of a step.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from atoll.demo.processes import children
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.conditions import conditions, write_record
+
 LIMIT_SHARES, LIMIT_BYTES = 2.5, 200e6
 IDLE_STEPS, PACED_STEPS, PACE_S = 3000, 150, 0.2
 SMALL, MIDDLE = (4, 64), (24, 640)  # layers and width: 16 thousand parameters, and 10 million
@@ -38,7 +41,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=24, help="number of layers of the model whose memory is measured")
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--json", type=Path, dest="json_path")
-    arguments = parser.parse_args()
+    arguments, under = parser.parse_args(), conditions()
     several, big, console = arguments.ranks, (arguments.layers, arguments.width), Console()
     found = {}
     for ranks in (1, several):
@@ -49,16 +52,25 @@ def main() -> int:
     steps = 24
     alone = train(several, big, steps, 0.0, None)
     console.print("memory without a learner: measured")
-    found["memory"] = memory(alone, train(several, big, steps, 0.0, ["--inner-steps", "8"]))
+    core = ["--inner-steps", "8"]
+    learner = train(several, big, steps, 0.0, core)
+    console.print("memory with a learner: measured")
+    saving = train(several, big, steps, 0.0, core, checkpoint=True)
+    found["memory"] = memory(alone, learner) | {"staging_bytes": extra(learner, saving)}
     table, holds = rows(found, several)
     console.print(table)
     if arguments.json_path is not None:
-        arguments.json_path.write_text(json.dumps(found, indent=2) + "\n")
+        write_record(arguments.json_path, found, under)
     return 0 if holds else 1
 
 
-def train(ranks: int, model: tuple[int, int], steps: int, pace_s: float, core: list[str] | None) -> Ranks:
-    """Returns the figures of all ranks of one learner. core: options of its core; None: train without a Learner."""
+def train(
+    ranks: int, model: tuple[int, int], steps: int, pace_s: float, core: list[str] | None, *, checkpoint: bool = False
+) -> Ranks:
+    """Returns the figures of all ranks of one learner.
+
+    core: options of its core; None: train without a Learner. checkpoint: whether to save one at the middle step.
+    """
     with tempfile.TemporaryDirectory() as place, children(Path(place)) as group:
         command = [sys.executable]
         if ranks > 1:
@@ -66,7 +78,7 @@ def train(ranks: int, model: tuple[int, int], steps: int, pace_s: float, core: l
         command += ["-m", "benchmarks.islands.rank", place, *map(str, (*model, steps, pace_s))]
         if core is not None:
             _, address = group.start_core(Path(place) / "run", "127.0.0.1:0", core)
-            command.append(address)
+            command += [address, *(["checkpoint"] if checkpoint else [])]
         subprocess.run(command, check=True, timeout=1800)
         return [json.loads((Path(place) / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
 
@@ -79,6 +91,7 @@ def idle(ranks: Ranks) -> dict[str, float]:
     row, trained = ([sorted(rank[what][len(rank[what]) // 10 :]) for rank in ranks] for what in ("row_s", "step_s"))
     return {
         "median_s": max(statistics.median(each) for each in row),
+        "mean_s": max(statistics.fmean(each) for each in row),
         "trained_median_s": max(statistics.median(each) for each in trained),
         "trained_mean_s": max(statistics.fmean(each) for each in trained),
         "trained_p99_s": max(each[len(each) * 99 // 100] for each in trained),
@@ -99,16 +112,20 @@ def memory(without: Ranks, ranks: Ranks) -> dict[str, float]:
     share, tensor = 4 * ranks[0]["parameters"] / len(ranks), 4 * ranks[0]["largest_tensor"]
     before, peak = (max(rank["peak_bytes"] for rank in each) for each in (without, ranks))
     limit = LIMIT_SHARES * share + tensor + LIMIT_BYTES
-    extra = max(mine["peak_bytes"] - other["peak_bytes"] for mine, other in zip(ranks, without, strict=True))
     return {
         "parameters": ranks[0]["parameters"],
         "without_bytes": before,
         "peak_bytes": peak,
-        "extra_bytes": extra,
+        "extra_bytes": extra(without, ranks),
         "limit_bytes": limit,
         "share_bytes": share,
         "merged": ranks[0]["merged"],
     }
+
+
+def extra(without: Ranks, ranks: Ranks) -> float:
+    """Returns the bytes that the largest rank needs in addition."""
+    return float(max(mine["peak_bytes"] - other["peak_bytes"] for mine, other in zip(ranks, without, strict=True)))
 
 
 def rows(found: dict[str, dict[str, float]], several: int) -> tuple[Table, bool]:
@@ -119,6 +136,7 @@ def rows(found: dict[str, dict[str, float]], several: int) -> tuple[Table, bool]
         limit = f"{1e6 * LIMIT_IDLE_S:.0f} us" if ranks == 1 else ""
         holds &= (ranks > 1 or each["median_s"] <= LIMIT_IDLE_S) and paced["blocked"] <= LIMIT_BLOCKED
         table.add_row(f"step() with nothing due, {ranks} ranks, median", f"{1e6 * each['median_s']:.1f} us", limit)
+        table.add_row("... mean, with agreements", f"{1e6 * each['mean_s']:.1f} us", "")
         table.add_row("... after training steps, median", f"{1e6 * each['trained_median_s']:.1f} us", "")
         table.add_row("... after training steps, mean", f"{1e6 * each['trained_mean_s']:.1f} us", "")
         share = f"{100 * paced['blocked']:.2f} % ({paced['merged']:.0f} merged)"
@@ -130,6 +148,7 @@ def rows(found: dict[str, dict[str, float]], several: int) -> tuple[Table, bool]
         f"{size['extra_bytes'] / 1e6:.0f} MB",
         f"{size['limit_bytes'] / 1e6:.0f} MB",
     )
+    table.add_row("... for the staging of a checkpoint", f"{size['staging_bytes'] / 1e6:.0f} MB", "")
     return table, holds
 
 

@@ -1,9 +1,10 @@
 """One rank of a learner that trains a stack of linear layers, sharded with `fully_shard`.
 
-python -m benchmarks.islands.rank FOLDER LAYERS WIDTH STEPS PACE_S [ADDRESS]
+python -m benchmarks.islands.rank FOLDER LAYERS WIDTH STEPS PACE_S [ADDRESS [checkpoint]]
 
 The model is built on the meta device, so that no rank ever holds all of it. Without ADDRESS, the same loop trains
-without a Learner. PACE_S: a pause in each step, in place of computation. Writes FOLDER/rank-N.json.
+without a Learner. PACE_S: a pause in each step, in place of computation. checkpoint: save one at the middle step.
+Writes FOLDER/rank-N.json.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def sharded(layers: int, width: int) -> nn.Sequential:
 def main() -> None:
     """Trains, and writes this rank's figures. step_s: after each training step; row_s: calls in a row afterwards."""
     folder, layers, width, steps, pace_s, *address = sys.argv[1:]
+    saves = len(address) > 1
     torch.set_num_threads(1)
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
@@ -69,10 +71,20 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         learner: Any = WithoutLearner()
         if address:
-            joined = atoll.Learner(model, optimizer, address[0], "island", connect_timeout_s=120, drain_s=60)
+            joined = atoll.Learner(
+                model,
+                optimizer,
+                address[0],
+                "island",
+                connect_timeout_s=120,
+                drain_s=60,
+                checkpoint_dir=Path(folder) / "checkpoints" if saves else None,
+            )
             learner = stack.enter_context(joined)
         began = time.perf_counter()
-        for _ in range(int(steps)):
+        for number in range(int(steps)):
+            if saves and number == int(steps) // 2:
+                learner.save_checkpoint()
             model(torch.randn(1, int(width))).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -8,7 +8,6 @@ python -m benchmarks.shards.control_traffic --shards 64 --learners 1 --json PATH
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import statistics
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from atoll.demo.processes import Child, Children, children
 
+from benchmarks.conditions import conditions, write_record
 from benchmarks.data_plane.idle_learners import resident_bytes
 from benchmarks.data_plane.loopback import loopback_bytes
 from benchmarks.data_plane.sync import cpu_s, wait
@@ -103,13 +103,13 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=64)
     parser.add_argument("--learners", type=int, default=1)
     parser.add_argument("--json", type=Path, dest="json_path")
-    arguments = parser.parse_args()
+    arguments, under = parser.parse_args(), conditions()
     found = measure(arguments.shards, arguments.learners)
     print(f"{found.shards} shards, {found.learners} learners: {found.bytes_per_s / 1e3:.1f} kB/s in total")
     print(f"registrar: {found.registrar_cpus:.3f} CPUs, {found.registrar_bytes / 2**20:.0f} MiB")
     print(f"busiest other shard: {found.shard_cpus:.3f} CPUs, {found.shard_bytes / 2**20:.0f} MiB")
     if arguments.json_path is not None:
-        arguments.json_path.write_text(json.dumps(asdict(found), indent=2) + "\n")
+        write_record(arguments.json_path, asdict(found), under)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.layout.layout import MergeKind, TensorSpec
 from atoll_wire.layout.tensor_header import header_bytes
 
+from benchmarks.conditions import conditions, write_record
 from benchmarks.data_plane.sync import cpu_s, peak_bytes
 from benchmarks.shards.synthetic_learner import SyntheticLearner
 
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=1.0, help="seconds per simulated inner step")
     parser.add_argument("--place", type=Path, help="folder for all files; default: a temporary folder")
     parser.add_argument("--json", type=Path, dest="json_path")
-    arguments = parser.parse_args()
+    arguments, under = parser.parse_args(), conditions()
     with tempfile.TemporaryDirectory(dir=arguments.place) as folder:
         found = measure(arguments.parameters, arguments.shards, arguments.rounds, arguments.step_s, Path(folder))
     for number, (peak, used) in enumerate(zip(found.peak_bytes, found.cpu_s, strict=True)):
@@ -193,7 +193,7 @@ def main() -> None:
     print(f"{found.rounds} rounds in {found.wall_s:.0f} s; restart of all shards {found.restart_s:.1f} s")
     print(f"{found.bytes_up_a_parameter:.3f} bytes per parameter up; checksums unchanged: {found.unchanged}")
     if arguments.json_path is not None:
-        arguments.json_path.write_text(json.dumps(asdict(found), indent=2) + "\n")
+        write_record(arguments.json_path, asdict(found), under)
     if not found.unchanged:
         raise SystemExit("a fragment's checksum changed over the restart")
 
