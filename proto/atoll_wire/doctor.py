@@ -13,9 +13,10 @@ import os
 import shutil
 import socket
 import statistics
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -161,6 +162,8 @@ def report(settings: DoctorSettings, form: Format, **model: Any) -> bool:  # noq
 def check_connection(learner: LearnerToCheck) -> Iterator[Finding]:
     """Checks the connection to a core or front. Stops at a problem that prevents further checks.
 
+    If the core is the registrar of several shards, also checks the connection to each of the others.
+
     Args:
         learner: The learner that is going to join, with the address to check.
 
@@ -172,6 +175,16 @@ def check_connection(learner: LearnerToCheck) -> Iterator[Finding]:
         bad = [finding for finding in check_connection(learner) if finding.verdict is Severity.BAD]
         ```
     """
+    shards = list[str]()
+    yield from _address(learner, _certificate(learner), lambda stub: _way(stub, learner, shards))
+    for address in shards:
+        yield from _address(replace(learner, address=address), (), partial(_shard, address))
+
+
+def _address(
+    learner: LearnerToCheck, certificate: Iterable[Finding], answers: Callable[[rpc.DoctorStub], Iterable[Finding]]
+) -> Iterator[Finding]:
+    """Checks the way to an address. certificate: findings to yield once its port is open. answers: the next checks."""
     place = _place(learner.address)
     if isinstance(place, Finding):
         yield place
@@ -185,10 +198,10 @@ def check_connection(learner: LearnerToCheck) -> Iterator[Finding]:
     yield from reached
     if any(finding.verdict is Severity.BAD for finding in reached):
         return
-    yield from _certificate(learner)
+    yield from certificate
     try:
         with learner.security.dial_and_wait(learner.address, OPTIONS) as channel:
-            yield from _way(rpc.DoctorStub(channel), learner)  # type: ignore[no-untyped-call]
+            yield from answers(rpc.DoctorStub(channel))  # type: ignore[no-untyped-call]
     except TransportSecurityError as error:
         yield _bad(str(error), "issue the certificates again with atoll certs")
     except grpc.RpcError as error:
@@ -283,7 +296,14 @@ def _certificate(learner: LearnerToCheck) -> Iterator[Finding]:
         yield _bad(text, f"issue a certificate: atoll certs issue learner {learner.name}")
 
 
-def _way(stub: rpc.DoctorStub, learner: LearnerToCheck) -> Iterator[Finding]:
+def _shard(address: str, stub: rpc.DoctorStub) -> Iterator[Finding]:
+    began = SYSTEM.monotonic()
+    _probe(stub, [pb.ProbeRequest()])
+    yield Finding(Severity.GOOD, f"the shard at {address} answers, {1e3 * (SYSTEM.monotonic() - began):.1f} ms")
+
+
+def _way(stub: rpc.DoctorStub, learner: LearnerToCheck, shards: list[str]) -> Iterator[Finding]:
+    """Checks the core that answers. Appends the addresses of the run's other shards, unless a front hides them."""
     trips = []
     offsets = []
     told = pb.ProbeReply()
@@ -292,6 +312,7 @@ def _way(stub: rpc.DoctorStub, learner: LearnerToCheck) -> Iterator[Finding]:
         told = _probe(stub, [pb.ProbeRequest()])[0]
         trips.append(SYSTEM.monotonic() - began)
         offsets.append(told.wall_s - asked_at - trips[-1] / 2)
+    shards += [] if told.via else told.shards
     trip_s, offset_s = statistics.median(trips), statistics.median(offsets)
     way = " via ".join(("the core answers", *told.via))
     yield Finding(Severity.GOOD, f"{way}, {1e3 * trip_s:.1f} ms round trip, {_run(told)}")

@@ -931,7 +931,7 @@ class ProbeRequest(_message.Message):
     def __init__(self, padding: _Optional[bytes] = ..., wanted_bytes: _Optional[int] = ...) -> None: ...
 
 class ProbeReply(_message.Message):
-    __slots__ = ("wall_s", "run", "fingerprint", "frozen_digest", "message_bytes", "via", "padding", "fragments")
+    __slots__ = ("wall_s", "run", "fingerprint", "frozen_digest", "message_bytes", "via", "padding", "fragments", "shards")
     WALL_S_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -940,6 +940,7 @@ class ProbeReply(_message.Message):
     VIA_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     wall_s: float
     run: str
     fingerprint: bytes
@@ -948,7 +949,8 @@ class ProbeReply(_message.Message):
     via: _containers.RepeatedScalarFieldContainer[str]
     padding: bytes
     fragments: int
-    def __init__(self, wall_s: _Optional[float] = ..., run: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., frozen_digest: _Optional[bytes] = ..., message_bytes: _Optional[int] = ..., via: _Optional[_Iterable[str]] = ..., padding: _Optional[bytes] = ..., fragments: _Optional[int] = ...) -> None: ...
+    shards: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, wall_s: _Optional[float] = ..., run: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., frozen_digest: _Optional[bytes] = ..., message_bytes: _Optional[int] = ..., via: _Optional[_Iterable[str]] = ..., padding: _Optional[bytes] = ..., fragments: _Optional[int] = ..., shards: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListReceiptsRequest(_message.Message):
     __slots__ = ("learner", "fate", "limit", "before")

@@ -8,15 +8,22 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import psutil
 import pytest
-from atoll.demo.kills import KILL_AT, victims
+from atoll.demo.kills import KILL_AT, Kills, victims
 from atoll.demo.settings import DemoSettings
 
 from tests.end_to_end.world import eventually
 
 DEMO = [sys.executable, "-m", "atoll.cli", "demo"]
+FIELDS = {
+    "learners", "parameters", "merges", "tokens_trained", "tokens_merged", "validation_loss", "goodput",
+    "goodput_lost_s", "learner_blocked_fraction", "wire_bits_per_parameter", "wire_bytes", "whole_bytes", "kills",
+    "contributions", "seconds",
+}  # fmt: skip
+OF_SHARDS = ["the front", "learner us-east", "shard 2", "the registrar, which has shard 0,"]
 
 
 @pytest.mark.ci
@@ -28,6 +35,7 @@ def test_a_short_demo_survives_both_kills_and_states_their_cost(tmp_path):
     assert "killed learner us-east with SIGKILL" in done.stdout
     assert "killed the core with SIGKILL" in done.stdout
     summary = json.loads((tmp_path / "out.json").read_text())
+    assert set(summary) == FIELDS
     assert summary["kills"] == {"learner": 1, "core": 1}
     assert summary["learners"] == 3
     assert summary["parameters"] == 1_049_984
@@ -52,9 +60,10 @@ def test_a_demo_over_shards_survives_the_kill_of_a_shard_the_registrar_a_learner
     arguments = ["--shards", "3", "--steps", "300", "--json", str(tmp_path / "out.json")]
     done = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
-    for what in ("the front", "learner us-east", "shard 2", "the registrar, which has shard 0,"):
+    for what in OF_SHARDS:
         assert f"killed {what} with SIGKILL" in done.stdout
     summary = json.loads((tmp_path / "out.json").read_text())
+    assert set(summary) == FIELDS, "the same as without shards"
     assert summary["kills"] == {"learner": 1, "front": 1, "shard": 1, "registrar": 1, "core": 2}
     assert summary["validation_loss"]["last"] < 0.6 * summary["validation_loss"]["first"]
     counts = summary["contributions"]
@@ -76,6 +85,28 @@ def test_each_demo_kills_only_processes_that_it_has(options, planned):
     found = [victim.value for victim in victims(DemoSettings(**options))]
     assert found == planned
     assert sorted(KILL_AT.values()) == list(KILL_AT.values()), "`look` takes the first due victim"
+
+
+@pytest.mark.parametrize(
+    ("shards", "names", "killed"),
+    [
+        (1, ["learner", "core"], ["learner us-east", "the core"]),
+        (3, ["learner", "core", "front", "shard", "registrar"], OF_SHARDS),
+    ],
+)
+def test_kills_are_counted_by_names_that_tell_shards_registrar_and_front(shards, names, killed):
+    notes, restarted = list[str](), list[object]()
+    every = SimpleNamespace(
+        note=notes.append, start=lambda *_: every, restart=lambda *number: restarted.append(number or "front"),
+        kill=lambda: None, name="us-east", command=[],
+    )  # fmt: skip
+    kills = Kills(DemoSettings(shards=shards), every, every, every, every, every, [every, every, every])
+    assert list(kills.counts()) == names
+    for _ in names:
+        kills.look(1.0)
+    assert [note.partition(" with SIGKILL")[0] for note in notes] == [f"killed {each}" for each in killed]
+    assert kills.counts() == dict.fromkeys(names, 1) | ({"core": 2} if shards > 1 else {})
+    assert restarted == (["front", (2,), (0,)] if shards > 1 else [(0,)]), "shards are numbered from 0"
 
 
 def test_regions_and_shards_cannot_be_combined(tmp_path):

@@ -182,6 +182,31 @@ def test_a_killed_reshard_leaves_one_run_that_can_start(tmp_path, point):
         division.stop()
 
 
+@pytest.mark.parametrize("point", ["reshard.marked:1", "reshard.marked:2"])
+def test_a_reshard_killed_after_some_of_the_old_directories_are_marked_is_repeated(tmp_path, point):
+    """A partly marked run must not train. The registrar is therefore marked first, wherever the command names it."""
+    new = tmp_path / "new"
+    with children(tmp_path) as group:
+        run = Division(group, tmp_path, 2, "127.0.0.1:0", options=OPTIONS)
+        address, old = run.registrar.address, [each.directory for each in reversed(run.cores)]
+        train(address, "a", "b", steps=60)
+        run.stop()
+        before, fates = states(*old), rows(*old)
+        assert reshard(*old, "--shards", "3", "--out", new, ATOLL_CRASH_AT=point).returncode == -9
+        assert not new.exists()
+        assert (states(*old), rows(*old)) == (before, fates)
+        assert [meta(each).get("moved") for each in run.cores] == [str(new), None if point[-1] == "1" else str(new)]
+        with pytest.raises(DemoError, match=f"the run was moved to {new} by atoll reshard"):
+            run.registrar.start()
+        assert reshard(*old, "--shards", "3", "--out", new).returncode == 0
+        moved_to = [new / f"shard-{number}" for number in range(3)]
+        assert (states(*moved_to), rows(*moved_to)) == (before, fates)
+        division = Division(group, new, 3, address)
+        [trainee] = train(address, "a", steps=60)
+        assert trainee.learner.stats().merged > 0
+        division.stop()
+
+
 def test_wrong_directories_are_refused_and_nothing_changes(tmp_path):
     with children(tmp_path) as group:
         run = Core(group, tmp_path / "run", OPTIONS)

@@ -124,10 +124,10 @@ def reshard(
             move.copy(logs, progress)
         crash_points.point("reshard.written")
         fragments = move.verified()
-        for source in sources:
+        for source in sorted(sources, key=lambda each: not each.registrar):  # so that a partly marked run cannot train
             with database.transaction(source.db):
                 run_ledger.put_meta(source.db, run_ledger.MOVED, str(out.resolve()))
-        crash_points.point("reshard.marked")
+            crash_points.point("reshard.marked")
         disk.rename(part, out)
         disk.sync_directory(out.parent)
         crash_points.point("reshard.renamed")

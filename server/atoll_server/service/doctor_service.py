@@ -10,6 +10,7 @@ from atoll_wire import outer_pb2_grpc as rpc
 
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
+from atoll_server.processes.core import Core
 from atoll_server.processes.core_process import CoreProcess
 from atoll_server.rpc.calls import Context, abort, discard_rest
 
@@ -62,6 +63,7 @@ class DoctorService(rpc.DoctorServicer):
 
     def _answer(self) -> pb.ProbeReply:
         core = self._core.run
+        others = self._core.run.attached.all() if isinstance(self._core, Core) else ()
         return pb.ProbeReply(
             wall_s=self._core.clock.wall(),
             run=core.run_id,
@@ -69,4 +71,5 @@ class DoctorService(rpc.DoctorServicer):
             fingerprint=core.layout.fingerprint if core.layout is not None else b"",
             frozen_digest=bytes.fromhex(core.frozen_digest),
             fragments=len(core.layout.fragments) if core.layout is not None else 0,
+            shards=[each.address for each in others if each.address],
         )

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 
+from atoll_wire import outer_pb2 as pb
 from atoll_wire import shards_pb2 as sh
 from atoll_wire import shards_pb2_grpc
 from atoll_wire.security.certificate import Role
@@ -30,6 +31,7 @@ class RegistryService(shards_pb2_grpc.RegistryServicer):
         self._core = core
         self._run = core.run
         self._waits = InterruptibleWaits()
+        self._newest: dict[int, tuple[int, float]] = {}  # by shard: number and time of its newest event
 
     def stop(self) -> None:
         """Ends all calls, so that the shards attach to the next registrar process."""
@@ -73,11 +75,22 @@ class RegistryService(shards_pb2_grpc.RegistryServicer):
         try:
             async for message in requests:
                 if message.WhichOneof("what") == "event":
-                    self._core.events.add(message.event, f"shard {shard.number}")
+                    self._event(message.event, shard.number)
                 else:
                     self._run.attached.heard(shard, box, message, self._run.registry)
         finally:
             box.end()
+
+    def _event(self, event: pb.Event, shard: int) -> None:
+        """Adds a shard's event, unless an earlier call has sent it.
+
+        Each call begins with all events of the shard's process. Another process of the shard counts events from 1.
+        """
+        number, at = self._newest.get(shard, (0, 0.0))
+        if event.number <= number and event.at <= at:
+            return
+        self._newest[shard] = event.number, event.at
+        self._core.events.add(event, f"shard {shard}")
 
     async def FetchInitial(
         self, request: sh.FetchInitialRequest, context: Context
