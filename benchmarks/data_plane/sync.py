@@ -66,12 +66,20 @@ class Measured:
 
 
 def measure(
-    learners: int, size: str, syncs: int, *, behind: bool = False, shards: int = 1, placed: Placed = on_loopback
+    learners: int,
+    size: str,
+    syncs: int,
+    *,
+    behind: bool = False,
+    shards: int = 1,
+    compression: str = "auto",
+    placed: Placed = on_loopback,
 ) -> Measured:
     """Runs the cores and learners through one sync to warm up, and then through `syncs` measured ones.
 
     size: the model's size, a key of ALL_SIZES. behind: whether learners call a front, which must be on loopback.
-    shards: number of core processes. placed: where the processes run. Raises SystemExit if a learner fails.
+    shards: number of core processes. compression: the run's setting. placed: where the processes run. Raises SystemExit
+    if a learner fails.
     """
     with (
         tempfile.TemporaryDirectory() as directory,
@@ -79,7 +87,7 @@ def measure(
         placed(group, Path(directory)) as placement,
     ):
         place = Path(directory)
-        cores, address = start_cores(group, place, shards, placement)
+        cores, address = start_cores(group, place, shards, compression, placement)
         fronts = list[Child]()
         if behind:
             front, address = group.start_front("front", "127.0.0.1:0", address)
@@ -120,11 +128,13 @@ def measure(
     return Measured(learners, int(told[0]["parameters"]), found[1:], peak, added, front_peak, shards)
 
 
-def start_cores(group: Children, place: Path, shards: int, placement: Loopback) -> tuple[list[Child], str]:
+def start_cores(
+    group: Children, place: Path, shards: int, compression: str, placement: Loopback
+) -> tuple[list[Child], str]:
     """Starts a core, or a registrar with shard 0 and the other shards. Returns them and the address for learners."""
     words = [sys.executable, "-m", "benchmarks.data_plane.sync_core", str(place), "core", "--listen", placement.listen]
     command = placement.at_core([*words, *placement.core_options])
-    first = [*OPTIONS, *(["--shard", f"0/{shards}"] if shards > 1 else [])]
+    first = [*OPTIONS, "--compression", compression, *(["--shard", f"0/{shards}"] if shards > 1 else [])]
     cores = [group.start("core", [*command, "--dir", str(place / "run"), *first], piped=True)]
     address = group.serving(cores[0])
     for number in range(1, shards):
@@ -167,10 +177,16 @@ def main() -> None:
     parser.add_argument("--syncs", type=int, default=5)
     parser.add_argument("--front", action="store_true")
     parser.add_argument("--shards", type=int, default=1)
+    parser.add_argument("--compression", default="auto", help="as in atoll core --compression")
     parser.add_argument("--json", type=Path, dest="json_path")
     arguments, under = parser.parse_args(), conditions()
     measured = measure(
-        arguments.learners, arguments.size, arguments.syncs, behind=arguments.front, shards=arguments.shards
+        arguments.learners,
+        arguments.size,
+        arguments.syncs,
+        behind=arguments.front,
+        shards=arguments.shards,
+        compression=arguments.compression,
     )
     for sync in measured.syncs:
         parts = f"core {sync.core_cpu_s:.2f} s, front {sync.front_cpu_s:.2f} s"
