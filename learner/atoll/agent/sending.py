@@ -108,7 +108,7 @@ class Sender:
         try:
             compression = Compression.of(self._core.settings.compression)
             compressed = compression.applies(fast=track.shard.link.up.fast)
-            in_flight.messages, mine = await asyncio.to_thread(_messages, in_flight.taken, track.run, compressed)
+            in_flight.messages, mine = await asyncio.to_thread(_messages, in_flight.taken, track.run, compressed=compressed)
         except CodecError as error:
             # A newer anchor does not help: the next gradient, or the optimizer's state, is not finite either.
             raise LearnerError(
@@ -254,7 +254,7 @@ class Sender:
 
 
 def _messages(
-    taken: Submission, run: FrameRun, compressed: bool
+    taken: Submission, run: FrameRun, *, compressed: bool
 ) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
     """Returns a run's coded frames as messages by frame number, and the length and CRC-32C of each payload."""
     payloads = [frame_codec.pack(content, compressed=compressed) for content in taken.outstanding.coded.contents]
