@@ -239,7 +239,7 @@ class Limits(ServerLimits):
         Field(
             ge=0,
             le=1 << 50,
-            description="Memory for published updates. The core uses at least 0.4 bytes per parameter.",
+            description="Memory for published updates. The core uses at least 0.54 bytes per parameter.",
         ),
     ] = 48 << 20
     update_cache_versions: Annotated[

@@ -45,7 +45,7 @@ from atoll_server.telemetry.journal import Journal
 from atoll_server.uploads.uploads import Uploads
 
 BYTES_A_PARAMETER = 12  # bytes per parameter in a snapshot: theta, theta_pub, momentum
-UPDATES_KEPT = 0.4  # minimum cache size in bytes per parameter, which fits nearly one update per fragment
+UPDATES_KEPT = 0.54  # minimum cache size in bytes per parameter, which fits an uncompressed update of each fragment
 
 
 class Shard:
