@@ -22,7 +22,7 @@ import psutil
 from atoll.demo.processes import Child, Children, children
 
 from benchmarks.conditions import conditions, write_record
-from benchmarks.data_plane.loopback import loopback_bytes
+from benchmarks.data_plane.loopback import Loopback, Placed, loopback_bytes, on_loopback
 
 FRAGMENTS = 24
 OPTIONS = ["--fragments", str(FRAGMENTS), "--quorum", "100%", "--snapshot-every-s", "3600"]
@@ -65,26 +65,38 @@ class Measured:
         return self.median(lambda sync: sync.bytes) / self.learners / self.parameters
 
 
-def measure(learners: int, size: str, syncs: int, *, behind: bool = False, shards: int = 1) -> Measured:
+def measure(
+    learners: int,
+    size: str,
+    syncs: int,
+    *,
+    behind: bool = False,
+    shards: int = 1,
+    compression: str = "auto",
+    placed: Placed = on_loopback,
+) -> Measured:
     """Runs the cores and learners through one sync to warm up, and then through `syncs` measured ones.
 
-    size: the model's size, a key of SIZES. behind: whether learners call a front. shards: number of core processes.
-    Raises SystemExit if a learner fails.
+    size: the model's size, a key of ALL_SIZES. behind: whether learners call a front, which must be on loopback.
+    shards: number of core processes. compression: the run's setting. placed: where the processes run. Raises SystemExit
+    if a learner fails.
     """
-    with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        children(Path(directory)) as group,
+        placed(group, Path(directory)) as placement,
+    ):
         place = Path(directory)
-        cores, address = start_cores(group, place, shards)
+        cores, address = start_cores(group, place, shards, compression, placement)
         fronts = list[Child]()
         if behind:
             front, address = group.start_front("front", "127.0.0.1:0", address)
             fronts.append(front)
-        arguments = [address, size, str(syncs), directory]
-        islands = [
-            group.start(
-                f"learner {n}", [sys.executable, "-m", "benchmarks.data_plane.sync_learner", str(n), *arguments]
-            )
-            for n in range(learners)
-        ]
+        learner = [sys.executable, "-m", "benchmarks.data_plane.sync_learner"]
+        islands = []
+        for n in range(learners):
+            words = [*learner, str(n), placement.reached(n, address), size, str(syncs), directory]
+            islands.append(group.start(f"learner {n}", placement.at_worker(n, words)))
         found, told = [], list[dict[str, float]]()
         for number in range(syncs + 1):
             wait(islands, [place / f"{n}.ready.{number}" for n in range(learners)])
@@ -116,10 +128,13 @@ def measure(learners: int, size: str, syncs: int, *, behind: bool = False, shard
     return Measured(learners, int(told[0]["parameters"]), found[1:], peak, added, front_peak, shards)
 
 
-def start_cores(group: Children, place: Path, shards: int) -> tuple[list[Child], str]:
+def start_cores(
+    group: Children, place: Path, shards: int, compression: str, placement: Loopback
+) -> tuple[list[Child], str]:
     """Starts a core, or a registrar with shard 0 and the other shards. Returns them and the address for learners."""
-    command = [sys.executable, "-m", "benchmarks.data_plane.sync_core", str(place), "core", "--listen", "127.0.0.1:0"]
-    first = [*OPTIONS, *(["--shard", f"0/{shards}"] if shards > 1 else [])]
+    words = [sys.executable, "-m", "benchmarks.data_plane.sync_core", str(place), "core", "--listen", placement.listen]
+    command = placement.at_core([*words, *placement.core_options])
+    first = [*OPTIONS, "--compression", compression, *(["--shard", f"0/{shards}"] if shards > 1 else [])]
     cores = [group.start("core", [*command, "--dir", str(place / "run"), *first], piped=True)]
     address = group.serving(cores[0])
     for number in range(1, shards):
@@ -162,10 +177,16 @@ def main() -> None:
     parser.add_argument("--syncs", type=int, default=5)
     parser.add_argument("--front", action="store_true")
     parser.add_argument("--shards", type=int, default=1)
+    parser.add_argument("--compression", default="auto", help="as in atoll core --compression")
     parser.add_argument("--json", type=Path, dest="json_path")
     arguments, under = parser.parse_args(), conditions()
     measured = measure(
-        arguments.learners, arguments.size, arguments.syncs, behind=arguments.front, shards=arguments.shards
+        arguments.learners,
+        arguments.size,
+        arguments.syncs,
+        behind=arguments.front,
+        shards=arguments.shards,
+        compression=arguments.compression,
     )
     for sync in measured.syncs:
         parts = f"core {sync.core_cpu_s:.2f} s, front {sync.front_cpu_s:.2f} s"

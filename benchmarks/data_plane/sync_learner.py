@@ -27,8 +27,10 @@ BREATH_S = 0.004  # pause between two calls of step(), like a short inner step
 _messages, coded_bytes = sending._messages, [0]  # coded_bytes: size of all payloads, each counted once
 
 
-def _counted(taken: Submission, run: FrameRun) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
-    messages, table = _messages(taken, run)
+def _counted(
+    taken: Submission, run: FrameRun, compressed: bool
+) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
+    messages, table = _messages(taken, run, compressed)
     coded_bytes[0] += sum(length for length, _ in table)
     return messages, table
 

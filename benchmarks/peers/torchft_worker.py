@@ -1,7 +1,10 @@
-"""One replica of torchft's DiLoCo over gloo: torchft_worker.py NUMBER REPLICAS SIZE SYNCS LIGHTHOUSE RESULT.json.
+"""One replica of torchft's DiLoCo over gloo.
 
-LIGHTHOUSE is a file: the first replica runs the lighthouse and writes its address to it. Between two syncs, the replica
-adds noise as large as some inner steps, which is not measured.
+torchft_worker.py NUMBER HOST REPLICAS SIZE SYNCS LIGHTHOUSE RESULT.json
+
+HOST: the host at which the other replicas reach this one. LIGHTHOUSE is a file: the first replica runs the lighthouse
+and writes its address to it. Between two syncs, the replica adds noise as large as some inner steps, which is not
+measured.
 """
 
 from __future__ import annotations
@@ -22,14 +25,15 @@ from torchft.local_sgd import DiLoCo
 PATIENCE = timedelta(seconds=120)
 
 
-def lighthouse_at(path: Path, number: int, replicas: int) -> tuple[LighthouseServer | None, str]:
+def lighthouse_at(path: Path, number: int, host: str, replicas: int) -> tuple[LighthouseServer | None, str]:
     """Starts the lighthouse on the first replica. Other replicas wait for its address."""
     if number == 0:
         server = LighthouseServer(bind="[::]:0", min_replicas=replicas)
         part = path.with_suffix(".part")
-        part.write_text(server.address())
+        address = f"http://{host}:{server.address().rpartition(':')[2]}"
+        part.write_text(address)
         part.rename(path)
-        return server, server.address()
+        return server, address
     while not path.exists():
         time.sleep(0.05)
     return None, path.read_text()
@@ -37,14 +41,14 @@ def lighthouse_at(path: Path, number: int, replicas: int) -> tuple[LighthouseSer
 
 def main() -> None:
     """Runs one replica. Writes the seconds and CPU seconds of each sync except the first."""
-    number, replicas, size, syncs, place, result = sys.argv[1:7]
+    number, host, replicas, size, syncs, place, result = sys.argv[1:8]
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Transformer(SIZES[size])
     torch.manual_seed(int(number) + 1)
     noise = [torch.randn(p.shape) * 1e-3 for p in model.parameters()]
-    server, address = lighthouse_at(Path(place), int(number), int(replicas))
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    server, address = lighthouse_at(Path(place), int(number), host, int(replicas))
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     manager = Manager(
@@ -54,7 +58,8 @@ def main() -> None:
         load_state_dict=lambda state: model.load_state_dict(state["model"]),
         state_dict=lambda: {"model": model.state_dict()},
         replica_id=f"replica{number}",
-        store_addr="localhost",
+        store_addr=host,
+        hostname=host,
         store_port=store.port,
         rank=0,
         world_size=1,

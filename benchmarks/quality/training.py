@@ -146,7 +146,7 @@ class Training:
             rule = replace(rule, codec=Codec.FLOAT32)
         merged = merge.merge(fragment, state, given, weights, rule, state.theta_pub)
         self.states[effect.fragment] = merged.state
-        size = sum(map(len, merged.update.frames))
+        size = sum(len(frame_codec.compressed(frame)) for frame in merged.update.frames)
         self.bits[2] += 8 * size
         self.bits[3] += fragment.length
         published = Published(effect.fragment, effect.version, size, merged.state.theta_pub.copy())

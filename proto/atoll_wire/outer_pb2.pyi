@@ -14,6 +14,13 @@ class Codec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CODEC_INT8: _ClassVar[Codec]
     CODEC_INT4: _ClassVar[Codec]
 
+class Compression(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    COMPRESSION_UNSPECIFIED: _ClassVar[Compression]
+    COMPRESSION_AUTO: _ClassVar[Compression]
+    COMPRESSION_ALWAYS: _ClassVar[Compression]
+    COMPRESSION_NEVER: _ClassVar[Compression]
+
 class MergeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     MERGE_KIND_UNSPECIFIED: _ClassVar[MergeKind]
@@ -38,6 +45,10 @@ CODEC_UNSPECIFIED: Codec
 CODEC_FLOAT32: Codec
 CODEC_INT8: Codec
 CODEC_INT4: Codec
+COMPRESSION_UNSPECIFIED: Compression
+COMPRESSION_AUTO: Compression
+COMPRESSION_ALWAYS: Compression
+COMPRESSION_NEVER: Compression
 MERGE_KIND_UNSPECIFIED: MergeKind
 MERGE_KIND_AVERAGE: MergeKind
 MERGE_KIND_DIRECTION: MergeKind
@@ -96,20 +107,22 @@ class JoinRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., learner: _Optional[str] = ..., region: _Optional[str] = ..., nonce: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., frozen_digest: _Optional[bytes] = ..., process_age_s: _Optional[float] = ..., incarnation: _Optional[int] = ..., proof: _Optional[bytes] = ..., fleet: _Optional[str] = ..., part: _Optional[bytes] = ..., more: bool = ...) -> None: ...
 
 class RunSettings(_message.Message):
-    __slots__ = ("inner_steps", "fragments", "overlap_steps", "codec", "max_staleness", "total_tokens")
+    __slots__ = ("inner_steps", "fragments", "overlap_steps", "codec", "max_staleness", "total_tokens", "compression")
     INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_STEPS_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
     MAX_STALENESS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     inner_steps: int
     fragments: int
     overlap_steps: float
     codec: Codec
     max_staleness: int
     total_tokens: int
-    def __init__(self, inner_steps: _Optional[int] = ..., fragments: _Optional[int] = ..., overlap_steps: _Optional[float] = ..., codec: _Optional[_Union[Codec, str]] = ..., max_staleness: _Optional[int] = ..., total_tokens: _Optional[int] = ...) -> None: ...
+    compression: Compression
+    def __init__(self, inner_steps: _Optional[int] = ..., fragments: _Optional[int] = ..., overlap_steps: _Optional[float] = ..., codec: _Optional[_Union[Codec, str]] = ..., max_staleness: _Optional[int] = ..., total_tokens: _Optional[int] = ..., compression: _Optional[_Union[Compression, str]] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("state", "run", "generation", "epoch", "incarnation", "token", "settings", "fingerprint", "versions", "run_tokens", "retry_s", "log", "voided_tokens", "shards", "earlier_tokens", "earlier_steps")
@@ -398,20 +411,22 @@ class ReceivedFrames(_message.Message):
     def __init__(self, frames: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("session", "fragment", "version", "whole", "frames", "header_only")
+    __slots__ = ("session", "fragment", "version", "whole", "frames", "header_only", "fast")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     HEADER_ONLY_FIELD_NUMBER: _ClassVar[int]
+    FAST_FIELD_NUMBER: _ClassVar[int]
     session: Session
     fragment: int
     version: int
     whole: bool
     frames: _containers.RepeatedScalarFieldContainer[int]
     header_only: bool
-    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., whole: bool = ..., frames: _Optional[_Iterable[int]] = ..., header_only: bool = ...) -> None: ...
+    fast: bool
+    def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., whole: bool = ..., frames: _Optional[_Iterable[int]] = ..., header_only: bool = ..., fast: bool = ...) -> None: ...
 
 class FetchReply(_message.Message):
     __slots__ = ("header", "frames", "part", "more")
@@ -498,7 +513,7 @@ class PublishedVersion(_message.Message):
     def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., crc32c: _Optional[int] = ..., frames: _Optional[int] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("run", "generation", "fragment", "version", "whole", "fixed", "frames")
+    __slots__ = ("run", "generation", "fragment", "version", "whole", "fixed", "frames", "fast")
     RUN_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
@@ -506,6 +521,7 @@ class ReadRequest(_message.Message):
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     FIXED_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
+    FAST_FIELD_NUMBER: _ClassVar[int]
     run: str
     generation: int
     fragment: int
@@ -513,7 +529,8 @@ class ReadRequest(_message.Message):
     whole: bool
     fixed: bool
     frames: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., whole: bool = ..., fixed: bool = ..., frames: _Optional[_Iterable[int]] = ...) -> None: ...
+    fast: bool
+    def __init__(self, run: _Optional[str] = ..., generation: _Optional[int] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., whole: bool = ..., fixed: bool = ..., frames: _Optional[_Iterable[int]] = ..., fast: bool = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("session", "steps", "tokens", "loss", "step_time_s", "stepping_s", "blocked_s", "joining_s", "paused_s", "abandoned_tokens", "paused", "declined", "adopted", "bytes_up", "bytes_down", "bytes_whole", "prepared_s", "first_step_s", "shard", "round_trip_s")

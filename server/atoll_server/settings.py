@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from atoll_wire.contract import UPDATES_KEPT
 from atoll_wire.errors import SettingsError
-from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.frame_spans import Codec, Compression
 from atoll_wire.layout.sharding import MAX_SHARDS
 from atoll_wire.messages.frame_messages import TENSORS
 from atoll_wire.messages.message_parts import MESSAGE_BYTES
@@ -94,6 +94,10 @@ class RunSettings(Settings):
         ),
     ] = 10.0  # islands of one run differ in size; 1 gives no learner more influence than the others
     codec: Annotated[Codec, Field(description="Encoding of contributions and published updates.")] = Codec.INT4
+    compression: Annotated[
+        Compression,
+        Field(description="Compress payloads: always, never, or auto (not on short links above 0.6 Gbit/s)."),
+    ] = Compression.AUTO
     # The next two settings are stored with the run, so that a start without these options deletes no data.
     keep_snapshots: Annotated[int, Field(ge=2, description="Number of snapshots to keep.")] = (
         3  # at least 2, since a payload is deleted only after two snapshots cover it
@@ -140,6 +144,15 @@ class RunSettings(Settings):
         if value.upper() not in Codec.__members__:
             raise ValueError("not a codec: give float32, int8 or int4")
         return Codec[value.upper()]
+
+    @field_validator("compression", mode="before")
+    @classmethod
+    def _compression_by_name(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        if value.upper() not in Compression.__members__:
+            raise ValueError("give auto, always or never")
+        return Compression[value.upper()]
 
     def changed(self, **given: Any) -> RunSettings:  # noqa: ANN401
         """Returns a copy with the given settings replaced. A setting that is None keeps its value.
@@ -226,7 +239,7 @@ class Limits(ServerLimits):
         Field(
             ge=0,
             le=1 << 50,
-            description="Memory for published updates. The core uses at least 0.4 bytes per parameter.",
+            description="Memory for published updates. The core uses at least 0.54 bytes per parameter.",
         ),
     ] = 48 << 20
     update_cache_versions: Annotated[

@@ -185,7 +185,8 @@ class Calls:
             return _all(self._outer.Push(_stream([nothing]), Context()))
         fragment = shard.layout.fragments[rng.randrange(len(shard.layout.fragments))]
         vector = (np.random.default_rng(rng.getrandbits(32)).standard_normal(fragment.length) * 1e-3).astype(np.float32)
-        payloads = [frame_codec.encode_frame(vector, span, Codec.INT4) for span in fragment.frames]
+        form = {"compressed": rng.random() < 0.5}
+        payloads = [frame_codec.encode_frame(vector, span, Codec.INT4, **form) for span in fragment.frames]
         if rng.random() < 0.4:
             spans = fragment.frames
             payloads = [unsound(rng, p, span, Codec.INT4) for p, span in zip(payloads, spans, strict=True)]

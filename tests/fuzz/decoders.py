@@ -17,7 +17,7 @@ from atoll_wire.layout.frame_spans import Codec, FrameSpan, Segment
 from atoll_wire.layout.layout import LayoutError, MergeKind, TensorSpec, plan
 
 from tests.fuzz.mutate import TEXT, mutate_message
-from tests.fuzz.payloads import unsound
+from tests.fuzz.payloads import stored, unsound
 from tests.fuzz.watch import in_room
 
 SPECS = (
@@ -49,7 +49,8 @@ class Frames:
     def one(self, rng: random.Random) -> bool:
         """Checks, decodes and adds one payload."""
         kind = rng.choice(list(Codec))
-        payload = unsound(rng, self._sound[kind], self._span, kind)
+        sound = self._sound[kind]
+        payload = stored(sound) if rng.random() < 0.01 else unsound(rng, sound, self._span, kind)
         with in_room(MAX_FRAME_BYTES):
             return self._feed(payload, kind)
 

@@ -63,7 +63,10 @@ class Ears:
             learner="a", incarnation=1, fragment=0, seq=1, fate=pb.FATE_MERGED, version=2, weight=0.5
         )
         taken = [self._taken(fragment.index) for fragment in self._layout.fragments]
-        self._coded = list(map(sending._messages, taken, self._layout.runs))
+        self._coded = [
+            sending._messages(each, run, compressed=bool(number % 2))
+            for number, (each, run) in enumerate(zip(taken, self._layout.runs, strict=True))
+        ]
 
     def one(self, rng: random.Random) -> bool:
         """Answers one of the agent's calls. The agent accepts the answer, or ends with one line for the user."""
@@ -181,7 +184,8 @@ class Ears:
         track = rng.choice(list(session.core.tracks.values()))
         fragment, track.whole, track.target = self._layout.fragments[track.fragment], rng.random() < 0.5, 2
         kind = Codec.FLOAT32 if track.whole else Codec.INT4
-        payloads = [frame_codec.encode_frame(self._vectors[track.fragment], span, kind) for span in fragment.frames]
+        vector, form = self._vectors[track.fragment], {"compressed": rng.random() < 0.5}
+        payloads = [frame_codec.encode_frame(vector, span, kind, **form) for span in fragment.frames]
         if rng.random() < 0.5:
             spans = fragment.frames
             payloads = [unsound(rng, p, span, kind) for p, span in zip(payloads, spans, strict=True)]

@@ -17,8 +17,10 @@ EVIL_SCALES = (0x7F80, 0x7FC0, 0xFF80, 0x8000, 0xBF80, 0x0001, 0x007F, 0x0080, 0
 
 
 def unsound(rng: random.Random, payload: bytes, span: FrameSpan, kind: Codec) -> bytes:
-    """Changes a valid payload: after or before compression, or with a false header."""
+    """Changes a valid payload of either form: after or before compression, or with a false header."""
     expected = frame_codec.content_bytes(span, kind)
+    if rng.random() < 0.5:
+        payload = stored(payload)
     match rng.randrange(8):
         case 0:
             return mutate_bytes(rng, payload)
@@ -30,9 +32,18 @@ def unsound(rng: random.Random, payload: bytes, span: FrameSpan, kind: Codec) ->
         case 3:
             return forged(rng, expected)
         case 4:
-            return zstandard.compress(_scaled(rng, zstandard.decompress(payload), span, kind), 1)
+            return _packed(rng, _scaled(rng, zstandard.decompress(payload), span, kind))
         case _:
-            return zstandard.compress(mutate_bytes(rng, zstandard.decompress(payload)), 1)
+            return _packed(rng, mutate_bytes(rng, zstandard.decompress(payload)))
+
+
+def stored(payload: bytes) -> bytes:
+    """Returns the uncompressed form of a valid payload."""
+    return frame_codec.store(np.frombuffer(zstandard.decompress(payload), np.uint8))
+
+
+def _packed(rng: random.Random, content: bytes) -> bytes:
+    return frame_codec.pack(np.frombuffer(content, np.uint8), compressed=rng.random() < 0.5)
 
 
 def forged(rng: random.Random, expected: int) -> bytes:

@@ -69,7 +69,7 @@ class Island:
         for owner in self.owners:
             values = self.of(owner.run).copy()
             outstanding = owner.track.take(lambda values=values: values, steps, steps)
-            mine, lengths = sending._messages(Submission(0, 0, outstanding), owner.run)
+            mine, lengths = sending._messages(Submission(0, 0, outstanding), owner.run, compressed=True)
             messages |= mine
             table += lengths
             fates.append(Fate(outstanding.coded))

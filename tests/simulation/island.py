@@ -36,7 +36,7 @@ from atoll.ranks.rank_group import ALONE, RESTORE, Decision, RankGroup
 from atoll.stats import Counters
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import crc32c
-from atoll_wire.layout.frame_spans import Codec
+from atoll_wire.layout.frame_spans import Codec, Compression
 from atoll_wire.layout.layout import Layout
 
 from tests.simulation.bookkeeping import Violation
@@ -518,7 +518,9 @@ class Island:
         for rank in self.ranks:
             (mine,) = [each for each in rank.submitted if each.fragment == fragment]
             coded = zip(self._run(rank, fragment).frames, mine.outstanding.coded.contents, strict=True)
-            contents += [(span.index, frame_codec.compress(content)) for span, content in coded]
+            setting = Compression.of(rank.session.core.settings.compression)
+            compressed = setting.applies(fast=False)  # the simulated network is slow
+            contents += [(span.index, frame_codec.pack(content, compressed=compressed)) for span, content in coded]
         return frame_codec.frames_digest([(len(payload), crc32c(payload)) for _, payload in sorted(contents)])
 
     def _check(self, take: Take, taken: Submission) -> None:

@@ -8,6 +8,7 @@ server is a core or a front.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
@@ -17,6 +18,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from atoll_wire.connections.link import Link
+from atoll_wire.layout.frame_spans import Compression
 from atoll_wire.messages import frame_messages
 from atoll_wire.security.transport import LOCAL
 
@@ -28,6 +30,11 @@ REPLAYED = {"Join", "Push", "Leave", "Report", "LeaseUnits"}
 UNARY_REPLY = {"Join", "Leave", "LeaseUnits", "Initialise", "Report"}
 Status = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]  # code, details, trailing metadata
 LOST: Status = (grpc.StatusCode.UNAVAILABLE, "the connection was lost", ())
+
+
+def compression_of(seed: int) -> Compression:
+    """Returns which payloads the run of a seed compresses. The simulated network is never fast."""
+    return random.Random(f"{seed} compression").choice((Compression.AUTO, Compression.AUTO, Compression.NEVER))
 
 
 class Aborted(Exception):

@@ -32,7 +32,7 @@ from tests.simulation.gateway import Gateway
 from tests.simulation.island import Island
 from tests.simulation.late_rows import LateRows
 from tests.simulation.loop import Process, VirtualLoop
-from tests.simulation.network import CORE, Network, Stub, Weather
+from tests.simulation.network import CORE, Network, Stub, Weather, compression_of
 from tests.simulation.seed import simulating
 from tests.simulation.sharded_checks import ShardedChecks, made_once
 
@@ -175,6 +175,7 @@ class ShardedWorld:
         self.given = {
             "fragments": FRAGMENTS, "inner_steps": INNER_STEPS, "max_staleness": self.checks.max_staleness,
             "overlap_steps": rng.choice((2.0, 8.0)), "keep_snapshots": rng.choice((2, 3)),
+            "compression": compression_of(seed),
         }  # fmt: skip
         count, alone = rng.choice((2, 2, 3, 4)), rng.random() < 0.4
         numbers = [ShardNumber(number=number, count=count) for number in range(count)]

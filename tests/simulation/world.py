@@ -33,7 +33,7 @@ from tests.simulation.island import Island
 from tests.simulation.joins import Entrance
 from tests.simulation.late_rows import LateRows
 from tests.simulation.loop import Process, VirtualLoop
-from tests.simulation.network import CORE, Network, Weather
+from tests.simulation.network import CORE, Network, Weather, compression_of
 from tests.simulation.rank_faults import RankFaults
 from tests.simulation.restoring import Restoring
 from tests.simulation.storm import ROTTING_STORM_S, STORM_S, Storm
@@ -101,6 +101,7 @@ class World:
         self.restoring = Restoring(self, seed)
         self.rank_faults = RankFaults(self, seed)
         self.data = DataTruth(seed)
+        self.compression = compression_of(seed)
         self.lives: Counter[str] = Counter()
         self.core_process: Process | None = None
         self.core: Core | None = None
@@ -393,7 +394,8 @@ class World:
         )  # fmt: skip
         given = {"record": self.record, "keep_snapshots": keep_snapshots,
                  "fragments": FRAGMENTS, "inner_steps": INNER_STEPS, "max_staleness": self.checks.max_staleness,
-                 "overlap_steps": self.overlap_steps, "clip_norm": self.clip_norm, **self.waiting}  # fmt: skip
+                 "overlap_steps": self.overlap_steps, "clip_norm": self.clip_norm, "compression": self.compression,
+                 **self.waiting}  # fmt: skip
         core = Core(settings, given, SimulatedDisk(self.platter, process, Connection), self.loop.clock)
         try:
             await core.start()

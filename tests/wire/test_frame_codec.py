@@ -8,7 +8,7 @@ import zstandard
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import crc32c
 from atoll_wire.codec.frame_codec import CodecError, FrameError
-from atoll_wire.layout.frame_spans import BLOCK, Codec, FrameSpan, Segment
+from atoll_wire.layout.frame_spans import BLOCK, Codec, Compression, FrameSpan, Segment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -210,6 +210,30 @@ def test_an_honest_payload_is_never_above_the_limit(kind):
     span = span_of(5000)
     noise = np.random.default_rng(3).integers(0, 2**31 - 2**24, 5000, dtype=np.int32).view(np.float32)
     assert len(frame_codec.encode_frame(noise, span, kind)) <= frame_codec.max_payload_bytes(span, kind)
+
+
+@pytest.mark.parametrize("kind", list(Codec))
+@pytest.mark.parametrize("length", [1, 512, 40_000, 600_000])  # up to 19 blocks of zstd
+def test_a_stored_payload_is_a_zstd_frame_with_the_same_content_as_a_compressed_one(kind, length):
+    span = span_of(length)
+    content = frame_codec.quantise_frame(
+        np.random.default_rng(1).standard_normal(length).astype(np.float32), span, kind
+    )
+    stored = frame_codec.store(content)
+    assert zstandard.ZstdDecompressor().decompress(stored) == content.tobytes()
+    assert np.array_equal(frame_codec.decompress(stored, span, kind), content)
+    assert len(content) < len(stored) <= frame_codec.max_payload_bytes(span, kind)
+    assert frame_codec.compressed(stored) == frame_codec.compress(content)
+    with pytest.raises(FrameError):
+        frame_codec.decompress(stored[:-1], span, kind)
+
+
+def test_compression_applies_to_slow_links_unless_a_setting_says_otherwise():
+    applied = {each: [each.applies(fast=fast) for fast in (False, True)] for each in Compression}
+    assert applied == {
+        Compression.AUTO: [True, False], Compression.ALWAYS: [True, True], Compression.NEVER: [False, False],
+    }  # fmt: skip
+    assert Compression.of(0) is Compression.of(9) is Compression.AUTO
 
 
 def test_int4_needs_about_three_and_a_half_bits_for_gaussian_values():

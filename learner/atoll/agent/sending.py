@@ -17,6 +17,7 @@ from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import crc32c
 from atoll_wire.codec.frame_codec import CodecError
 from atoll_wire.connections.frame_transfer import upload
+from atoll_wire.layout.frame_spans import Compression
 from atoll_wire.layout.layout import FrameRun
 from atoll_wire.messages import frame_messages
 from atoll_wire.process.logs import contribution_name
@@ -105,7 +106,9 @@ class Sender:
 
     async def _carry(self, track: FragmentTrack, in_flight: InFlight) -> None:
         try:
-            in_flight.messages, mine = await asyncio.to_thread(_messages, in_flight.taken, track.run)
+            compression = Compression.of(self._core.settings.compression)
+            compressed = compression.applies(fast=track.shard.link.up.fast)
+            in_flight.messages, mine = await asyncio.to_thread(_messages, in_flight.taken, track.run, compressed=compressed)
         except CodecError as error:
             # A newer anchor does not help: the next gradient, or the optimizer's state, is not finite either.
             raise LearnerError(
@@ -250,9 +253,11 @@ class Sender:
             self._exchange.settle(in_flight.taken)
 
 
-def _messages(taken: Submission, run: FrameRun) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
+def _messages(
+    taken: Submission, run: FrameRun, *, compressed: bool
+) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
     """Returns a run's coded frames as messages by frame number, and the length and CRC-32C of each payload."""
-    payloads = list(map(frame_codec.compress, taken.outstanding.coded.contents))
+    payloads = [frame_codec.pack(content, compressed=compressed) for content in taken.outstanding.coded.contents]
     table = tuple((len(payload), crc32c(payload)) for payload in payloads)
     numbered = zip(run.frames, table, payloads, strict=True)
     return {span.index: frame_messages.encode(span.index, crc, payload) for span, (_, crc), payload in numbered}, table

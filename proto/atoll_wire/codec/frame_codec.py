@@ -1,8 +1,9 @@
 """Encodes float32 vectors as frames and decodes them: quantised in blocks of 512 values, compressed with zstd.
 
-A frame's payload is one zstd frame that declares its content size. The content is the packed codes of all blocks, then
-their scales as bfloat16, little-endian. With FLOAT32, the content consists of the values themselves. All sizes follow
-from the layout, so data on the wire never determines how much memory is allocated.
+A frame's payload is one zstd frame that declares its content size. On fast links, its blocks are not compressed. The
+content is the packed codes of all blocks, then their scales as bfloat16, little-endian. With FLOAT32, the content
+consists of the values themselves. All sizes follow from the layout, so data on the wire never determines how much
+memory is allocated.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ F64: TypeAlias = NDArray[np.float64]
 Content: TypeAlias = NDArray[np.uint8]  # uncompressed bytes of a frame: the codes, followed by the scales
 
 ZSTD_LEVEL = 1
+STORED = b"\x28\xb5\x2f\xfd\xa0"  # zstd's magic number, and a header: one segment, content size of 4 bytes
+LARGEST_BLOCK = 128 << 10  # bytes; zstd's limit
 
 LEVELS = {Codec.INT8: 127, Codec.INT4: 7, Codec.FLOAT32: 0}  # the largest code; 0 if values are not quantised
 
@@ -45,12 +48,12 @@ class NotFiniteError(FrameError):
 # ------------------------------------------------------------------------------------------------- whole frames
 
 
-def encode_frame(vector: F32, span: FrameSpan, codec: Codec) -> bytes:
+def encode_frame(vector: F32, span: FrameSpan, codec: Codec, *, compressed: bool = True) -> bytes:
     """Encodes one frame of a fragment.
 
     vector: float32 (fragment.length,), contiguous. Returns the payload. Raises CodecError if a value is not finite.
     """
-    return compress(quantise_frame(vector[span.place], span, codec))
+    return pack(quantise_frame(vector[span.place], span, codec), compressed=compressed)
 
 
 def quantise_frame(values: F32, span: FrameSpan, codec: Codec) -> Content:
@@ -132,9 +135,33 @@ def content_advance(content: Content, span: FrameSpan, codec: Codec, base: F32, 
         frame_kernels.advance(base[place], *_parts(content, span, codec), lengths(span), LEVELS[codec], out[place])
 
 
+def pack(content: Content, *, compressed: bool) -> bytes:
+    """Returns the payload of a frame's content, in one of the two forms that `decompress` accepts."""
+    return compress(content) if compressed else store(content)
+
+
 def compress(content: Content) -> bytes:
     """Compresses the content of a frame. Returns the payload."""
     return _zstd().compressor.compress(content.data)
+
+
+def store(content: Content) -> bytes:
+    """Returns a payload with uncompressed content, for links that are faster than the compressor.
+
+    The payload is a zstd frame of raw blocks (RFC 8878, section 3.1.1.2.2), so `decompress` takes either form.
+    """
+    size, view = len(content), content.data
+    parts: list[bytes | memoryview] = [STORED, struct.pack("<I", size)]
+    for begins in range(0, size, LARGEST_BLOCK):
+        block = view[begins : begins + LARGEST_BLOCK]
+        last = begins + LARGEST_BLOCK >= size
+        parts += [struct.pack("<I", len(block) << 3 | last)[:3], block]
+    return b"".join(parts)
+
+
+def compressed(payload: bytes) -> bytes:
+    """Returns the compressed form of a payload that `store` made in this process."""
+    return _zstd().compressor.compress(_zstd().decompressor.decompress(payload))
 
 
 def decompress(payload: Payload, span: FrameSpan, codec: Codec) -> Content:

@@ -18,6 +18,23 @@ class Codec(IntEnum):
     INT4 = 3
 
 
+class Compression(IntEnum):
+    """Which payloads are compressed. The numbers are those of outer.proto. AUTO: those that cross slow links."""
+
+    AUTO = 1
+    ALWAYS = 2
+    NEVER = 3
+
+    @classmethod
+    def of(cls, number: int) -> Compression:
+        """Returns the value with this number, or AUTO for an unknown number."""
+        return next((each for each in cls if each == number), cls.AUTO)
+
+    def applies(self, *, fast: bool) -> bool:
+        """Returns whether a payload is compressed. fast: whether its link carries more than a compressor saves."""
+        return self is Compression.ALWAYS or (self is Compression.AUTO and not fast)
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """The part of one piece in one frame. offset: position in the vector of the fragment or of the frame run."""

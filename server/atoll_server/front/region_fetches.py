@@ -223,6 +223,7 @@ class RegionFetches:
         asked: Any = type(request)()
         asked.CopyFrom(request)
         asked.ClearField("frames")
+        asked.ClearField("fast")  # concerns the caller's link, not this front's
         counter = self._counter_of(request)
 
         def took(header: pb.FetchHeader, frame: WireFrame | pb.Frame) -> None:
@@ -263,9 +264,12 @@ class RegionFetches:
         """Yields the core's replies to this request without caching them."""
         counter, link = self._counter_of(request), self._shard_of(request).link
         method = "Read" if isinstance(request, pb.ReadRequest) else "Fetch"
+        asked: Any = type(request)()
+        asked.CopyFrom(request)
+        asked.fast = link.down.fast
         with (
             link.carriers.use() as connection,
-            open_stream(method, getattr(connection.stub, method)(request)) as call,
+            open_stream(method, getattr(connection.stub, method)(asked)) as call,
             link.transfers.of(call) as moved,
         ):
             async for reply in call:

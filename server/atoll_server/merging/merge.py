@@ -88,7 +88,7 @@ class Contribution(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A published update. frames: compressed payload of each frame. crc32c: checksum of theta_pub after the update."""
+    """A published update. frames: uncompressed payloads of all frames. crc32c: checksum of the new theta_pub."""
 
     version: int
     frames: tuple[bytes, ...]
@@ -236,7 +236,7 @@ def _step(
     memory = np.empty(max(frame_codec.content_bytes(span, rule.codec) for span in fragment.frames), np.uint8)
     for span in fragment.frames:
         frames.append(
-            frame_codec.compress(_step_frame(span, state, given, factors, scales, rates, published, memory, rule.codec))
+            frame_codec.store(_step_frame(span, state, given, factors, scales, rates, published, memory, rule.codec))
         )
         theta_crc = frame_codec.vector_crc32c(state.theta[span.place], theta_crc)
         theta_pub_crc = frame_codec.vector_crc32c(published[span.place], theta_pub_crc)

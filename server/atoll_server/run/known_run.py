@@ -200,6 +200,7 @@ class KnownRun:
             codec=int(self.settings.codec),  # type: ignore[arg-type]
             max_staleness=self.settings.max_staleness,
             total_tokens=self.settings.total_tokens,
+            compression=int(self.settings.compression),  # type: ignore[arg-type]
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from atoll_wire import outer_pb2 as pb
@@ -22,10 +23,14 @@ from atoll_server.shard.shard import Shard
 OnSent: TypeAlias = Callable[[int, int], None]  # called with the number of bytes and parameters of each payload
 
 
-def published(shard: Shard, fragment: int, version: int) -> Publication:
-    """Returns the update that leads to a version. Raises Refused if the shard no longer has the update."""
-    if (publication := shard.cache.get(fragment, version)) is None:
-        text = f"update {version} of fragment {fragment} is not available: fetch the whole fragment"
+async def published(shard: Shard, fragment: Fragment, request: pb.FetchRequest | pb.ReadRequest) -> Publication:
+    """Returns the requested update. Raises Refused if the shard no longer has the update."""
+    if isinstance(request, pb.FetchRequest) and request.header_only:
+        publication = shard.cache.get(fragment.index, request.version)
+    else:
+        publication = await shard.publication(fragment, request.version, fast=request.fast)
+    if publication is None:
+        text = f"update {request.version} of fragment {fragment.index} is not available: fetch the whole fragment"
         raise Refused(Status.NOT_FOUND, text)
     return publication
 
@@ -74,15 +79,22 @@ async def whole_header(fragment: Fragment, state: FragmentState, receipts: Itera
 
 
 async def whole_frames(
-    fragment: Fragment, state: FragmentState, wanted: Sequence[int], sent: OnSent, encoding: asyncio.Semaphore | None
+    fragment: Fragment,
+    state: FragmentState,
+    wanted: Sequence[int],
+    sent: OnSent,
+    encoding: asyncio.Semaphore | None,
+    *,
+    compressed: bool,
 ) -> AsyncGenerator[Sent, None]:
     """Yields the wanted frames of a whole fragment. encoding: limit on the frames that are encoded at the same time."""
+    encode = partial(frame_codec.encode_frame, codec=Codec.FLOAT32, compressed=compressed)
     spans = fragment.place.frames
     for span in (spans[index] for index in wanted):
         if encoding is not None:
             await encoding.acquire()
         try:
-            payload = await asyncio.to_thread(frame_codec.encode_frame, state.theta_pub, span, Codec.FLOAT32)
+            payload = await asyncio.to_thread(encode, state.theta_pub, span)
         finally:
             if encoding is not None:
                 encoding.release()

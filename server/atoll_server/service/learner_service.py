@@ -204,7 +204,7 @@ class OuterService(rpc.OuterServicer):
         self, shard: Shard, fragment: Fragment, entry: RegistryEntry, request: pb.FetchRequest
     ) -> AsyncGenerator[Sent, None]:
         wanted = wanted_frames(request, len(fragment.place.frames))
-        publication = fragment_replies.published(shard, fragment.index, request.version)
+        publication = await fragment_replies.published(shard, fragment, request)
         yield fragment_replies.update_header(shard, fragment, publication, publication.receipts)
         if request.header_only:
             return
@@ -224,7 +224,8 @@ class OuterService(rpc.OuterServicer):
             if request.header_only:
                 return
             sent = partial(shard.sent, entry, whole=True)
-            frames = fragment_replies.whole_frames(fragment, state, wanted, sent, None)
+            compressed = self._run.settings.compression.applies(fast=request.fast)
+            frames = fragment_replies.whole_frames(fragment, state, wanted, sent, None, compressed=compressed)
             async with aclosing(frames) as replies:
                 async for reply in replies:
                     yield reply

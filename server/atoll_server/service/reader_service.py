@@ -132,7 +132,7 @@ class ReaderService(rpc.ReaderServicer):
         self, shard: Shard, fragment: Fragment, request: pb.ReadRequest, *, receipts: bool
     ) -> AsyncGenerator[Sent, None]:
         wanted = wanted_frames(request, len(fragment.place.frames))
-        publication = fragment_replies.published(shard, fragment.index, request.version)
+        publication = await fragment_replies.published(shard, fragment, request)
         yield fragment_replies.update_header(shard, fragment, publication, publication.receipts if receipts else ())
         sent = self._core.metrics.sent_to_readers("update")
         async with aclosing(fragment_replies.update_frames(fragment, publication, wanted, sent)) as replies:
@@ -147,7 +147,8 @@ class ReaderService(rpc.ReaderServicer):
         async with shard.readers.newest_for_readers(fragment) as state:
             yield await fragment_replies.whole_header(fragment, state, ())
             sent = self._core.metrics.sent_to_readers("whole")
-            frames = fragment_replies.whole_frames(fragment, state, wanted, sent, self._encoding)
+            compressed = self._run.settings.compression.applies(fast=request.fast)
+            frames = fragment_replies.whole_frames(fragment, state, wanted, sent, self._encoding, compressed=compressed)
             async with aclosing(frames) as replies:
                 async for reply in replies:
                     yield reply

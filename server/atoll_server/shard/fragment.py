@@ -39,6 +39,7 @@ class Fragment:
     held: dict[ContributionKey, HeldContribution] = field(default_factory=dict)  # contributions that wait for a merge
     refused: list[pb.Receipt] = field(default_factory=list)  # refusals to send with the next update
     published_at: float | None = None  # publication time of the newest version, in monotonic seconds
+    fetched_by: set[bool] = field(default_factory=set)  # links that fetched the newest version; True: a fast one
 
     @property
     def index(self) -> int:

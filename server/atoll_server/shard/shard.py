@@ -45,7 +45,7 @@ from atoll_server.telemetry.journal import Journal
 from atoll_server.uploads.uploads import Uploads
 
 BYTES_A_PARAMETER = 12  # bytes per parameter in a snapshot: theta, theta_pub, momentum
-UPDATES_KEPT = 0.4  # minimum cache size in bytes per parameter, which fits nearly one update per fragment
+UPDATES_KEPT = 0.54  # minimum cache size in bytes per parameter, which fits an uncompressed update of each fragment
 
 
 class Shard:
@@ -69,6 +69,7 @@ class Shard:
         self._parameters = sum(state.theta.size for state in restored.states.values())
         cache_bytes = max(limits.update_cache_bytes, int(UPDATES_KEPT * self._parameters))
         self.cache = UpdateCache(cache_bytes, limits.update_cache_versions)
+        self._compressing = asyncio.Lock()
         self.fragments = {
             place.index: Fragment(
                 place,
@@ -166,12 +167,14 @@ class Shard:
         async with fragment.lock:
             old = fragment.state
             read = self.readers.any_of(old)
+            compressed = self.compresses(fragment)
 
             def work() -> tuple[merge.MergeResult, Publication, float]:
                 working = self.context.clock.monotonic()
                 published = buffers.empty(fragment.place.length) if read else old.theta_pub
                 merged = merge.merge(fragment.place, old, stored, weights, rule, published)
-                return merged, Publication.of(merged.update), self.context.clock.monotonic() - working
+                publication = Publication.of(merged.update, compressed=compressed)
+                return merged, publication, self.context.clock.monotonic() - working
 
             try:
                 merged, publication, took_s = await self.work.on_merges(work)
@@ -214,6 +217,7 @@ class Shard:
         refused, fragment.refused = fragment.refused, []
         self.cache.add(effect.fragment, replace(publication, receipts=(*refused, *map(self._decide, fates))))
         fragment.published_at = self.context.clock.monotonic()
+        fragment.fetched_by.clear()
         self.contributions.published(share.key.learner for share in effect.shares)
         self._record(entries.Published(effect, publication.size_bytes, view.run_tokens, view.voided_tokens))
         self.dispatch(ev.Merged(effect.fragment, effect.version))
@@ -235,6 +239,28 @@ class Shard:
             self.work.on_frames(self.spool.delete, self.context.generation, row.key, row.size_bytes)
 
     # ------------------------------------------------------------------------------ called by the service
+
+    def compresses(self, fragment: Fragment) -> bool:
+        """Returns whether a merge should compress its update: unless only fast links fetched the update before."""
+        return self.context.run.compression.applies(fast=fragment.fetched_by == {True})
+
+    async def publication(self, fragment: Fragment, version: int, *, fast: bool) -> Publication | None:
+        """Returns the update that leads to `version`, or None if the cache has dropped it.
+
+        fast: whether the caller's link is fast (see `Compression`). The first slow caller has the update compressed.
+        """
+        if (found := self.cache.get(fragment.index, version)) is None:
+            return None
+        if version == fragment.version:
+            fragment.fetched_by.add(fast)
+        if found.compressed or not self.context.run.compression.applies(fast=fast):
+            return found
+        async with self._compressing:
+            known = self.cache.get(fragment.index, version) or found
+            if not known.compressed:
+                known = await asyncio.to_thread(known.compress)
+                self.cache.replace(fragment.index, known)
+        return known
 
     def held(self, key: ev.ContributionKey) -> HeldContribution:
         """Returns a pending contribution. Raises KeyError if the contribution is not pending."""

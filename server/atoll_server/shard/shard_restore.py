@@ -56,7 +56,7 @@ def restore_shard(shard: Shard, db: sqlite3.Connection, restored: Restored) -> N
         for update in updates:
             told = shard_ledger.contributions(db, generation, "AND fragment=? AND version=?", (index, update.version))
             receipts = tuple(receipt_of(fate) for _, fate in told)
-            shard.cache.add(index, replace(Publication.of(update), receipts=receipts))
+            shard.cache.add(index, replace(Publication.of(update, compressed=False), receipts=receipts))
     now, wall = context.clock.monotonic(), context.clock.wall()
     for index, fragment in shard.fragments.items():
         for learner, norm, steps in lineage.latest_norms(db, restored.line, index, fragment.norms.window):

@@ -42,6 +42,8 @@ export function overviewView(section, actions) {
   };
   const regions = regionTable();
   const links = linkTable();
+  const datasets = datasetTable();
+  const datasetCard = card("Datasets", datasets.node);
   const ofRun = h("dl", { class: "facts" });
   section.append(
     h(
@@ -58,6 +60,7 @@ export function overviewView(section, actions) {
     ),
     card("Regions", regions.node),
     card("Fronts and links", links.node),
+    datasetCard,
     card("The run", ofRun),
   );
   const history = poller((signal) => get(["history"], {}, signal), drawHistory, () => {}, HISTORY_MS);
@@ -85,6 +88,8 @@ export function overviewView(section, actions) {
     swap(pause, resume, run.paused === "");
     regions.update(feed.now.regions, "No learner has joined yet.");
     links.update(linksOf(feed.now.regions), "No front or learner has connected yet.");
+    show(datasetCard, run.datasets.length > 0);
+    datasets.update(run.datasets, "");
     updateFacts(ofRun, facts(run));
   }
 
@@ -214,6 +219,24 @@ function linkTable() {
       figures("Down", (link) => rate(link.down_bytes_per_s)),
       figures("Learners", (link) => count(link.learners)),
       figures("Outage budget", (link) => (link.budget_s === null ? "no limit" : span(link.budget_s))),
+    ],
+  });
+}
+
+function datasetTable() {
+  const whole = (each) => each.units * each.epochs;
+  return makeTable({
+    caption: "Datasets",
+    key: (each) => each.name,
+    columns: [
+      words("Dataset", (each) => each.name),
+      figures("Epoch", (each) => `${Math.min(each.epoch + 1, each.epochs)} of ${each.epochs}`),
+      figures("Units consumed", (each) => `${count(each.consumed)} of ${count(whole(each))}`),
+      figures("Share", (each) => percent(each.consumed, whole(each))),
+      figures("Leased", (each) => count(each.leased)),
+      figures("Returned", (each) => count(each.returned)),
+      figures("Repeated", (each) => decimal(each.repeated, 1)),
+      figures("Lost", (each) => decimal(each.lost, 1)),
     ],
   });
 }
