@@ -100,24 +100,18 @@ def measure(
         found, told = [], list[dict[str, float]]()
         for number in range(syncs + 1):
             wait(islands, [place / f"{n}.ready.{number}" for n in range(learners)])
-            processes = (*cores, *fronts, *islands)
-            before = sum(map(cpu_s, processes))
-            core_before = sum(map(cpu_s, cores))
-            bytes_before = loopback_bytes()
-            front_before = sum(map(cpu_s, fronts))
-            began = time.monotonic()
+            before, began = _used(cores, fronts, islands), time.monotonic()
             (place / f"go.{number}").touch()
             done = [place / f"{n}.{number}" for n in range(learners)]
             wait(islands, done)
-            used, core_used = sum(map(cpu_s, processes)) - before, sum(map(cpu_s, cores)) - core_before
-            front_used = sum(map(cpu_s, fronts)) - front_before
-            moved = loopback_bytes() - bytes_before
+            after = _used(cores, fronts, islands)
+            core_s, front_s, islands_s, moved = (new - old for old, new in zip(before, after, strict=True))
             told = [json.loads(path.read_text()) for path in done]
             merged = sum(one["merged"] for one in told)
             if number and merged != learners * FRAGMENTS:
                 raise SystemExit(f"{merged:.0f} of {learners * FRAGMENTS} contributions were merged in their rounds")
             wall = max(one["ended"] for one in told) - began
-            found.append(Sync(wall, used, core_used, front_used, moved))
+            found.append(Sync(wall, core_s + front_s + islands_s, core_s, front_s, int(moved)))
         (place / "leave").touch()
         for child in islands:
             child.process.wait(MAX_WAIT_S)
@@ -126,6 +120,12 @@ def measure(
             group.stop(child)
     added = max(int(one["added_bytes"]) for one in told)
     return Measured(learners, int(told[0]["parameters"]), found[1:], peak, added, front_peak, shards)
+
+
+def _used(cores: list[Child], fronts: list[Child], islands: list[Child]) -> tuple[float, float, float, float]:
+    """Returns the CPU seconds of the cores, the fronts and the learners so far, and the bytes on loopback."""
+    core_s, front_s, islands_s = (sum(map(cpu_s, some)) for some in (cores, fronts, islands))
+    return core_s, front_s, islands_s, loopback_bytes()
 
 
 def start_cores(

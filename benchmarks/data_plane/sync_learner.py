@@ -28,9 +28,9 @@ _messages, coded_bytes = sending._messages, [0]  # coded_bytes: size of all payl
 
 
 def _counted(
-    taken: Submission, run: FrameRun, compressed: bool
+    taken: Submission, run: FrameRun, *, compressed: bool
 ) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
-    messages, table = _messages(taken, run, compressed)
+    messages, table = _messages(taken, run, compressed=compressed)
     coded_bytes[0] += sum(length for length, _ in table)
     return messages, table
 

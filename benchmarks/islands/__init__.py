@@ -1,4 +1,4 @@
 """Benchmarks of learners with several ranks: memory of a rank, and time in `Learner.step()`.
 
-May import: nothing.
+May import: conditions.
 """

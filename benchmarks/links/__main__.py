@@ -169,7 +169,7 @@ def main() -> None:
         kept[key] = measured(python, arguments.size, *key)
         cells = sorted([*kept.values(), *modelled(kept.values())])
         row = kept[key].row()
-        console.print(f"{row.name}: {row.value:.2f} x torchft ({row.beside})")
+        console.print(f"{row.name}: {row.value:.2f} x torchft;", row.beside)
         if arguments.json_path is not None:
             arguments.json_path.write_text(json.dumps(data(cells), indent=2) + "\n")
     table = Table("links", "ratio to torchft", "seconds", "target")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,7 +14,7 @@ from atoll_wire.messages.frame_messages import TENSORS
 from atoll_wire.messages.message_parts import MESSAGE_BYTES
 from atoll_wire.process import metrics_server
 from atoll_wire.process.settings import Address, Bytes, Certificates, Count, Metrics, Option, Settings
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from atoll_server.access.quotas import Quotas, Reading, Watching
 from atoll_server.quorum import Quorum
@@ -95,8 +96,7 @@ class RunSettings(Settings):
     ] = 10.0  # islands of one run differ in size; 1 gives no learner more influence than the others
     codec: Annotated[Codec, Field(description="Encoding of contributions and published updates.")] = Codec.INT4
     compression: Annotated[
-        Compression,
-        Field(description="Compress payloads: always, never, or auto (not on short links above 0.6 Gbit/s)."),
+        Compression, Field(description="Compress payloads: always, never, or auto (not on links above 0.6 Gbit/s).")
     ] = Compression.AUTO
     # The next two settings are stored with the run, so that a start without these options deletes no data.
     keep_snapshots: Annotated[int, Field(ge=2, description="Number of snapshots to keep.")] = (
@@ -136,23 +136,13 @@ class RunSettings(Settings):
     def _quorum_by_text(cls, value: object) -> object:
         return Quorum.parse(value) if isinstance(value, str) else value
 
-    @field_validator("codec", mode="before")
+    @field_validator("codec", "compression", mode="before")
     @classmethod
-    def _codec_by_name(cls, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        if value.upper() not in Codec.__members__:
-            raise ValueError("not a codec: give float32, int8 or int4")
-        return Codec[value.upper()]
-
-    @field_validator("compression", mode="before")
-    @classmethod
-    def _compression_by_name(cls, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        if value.upper() not in Compression.__members__:
-            raise ValueError("give auto, always or never")
-        return Compression[value.upper()]
+    def _by_name(cls, value: object, info: ValidationInfo) -> object:
+        names: type[IntEnum] = Codec if info.field_name == "codec" else Compression
+        if isinstance(value, str) and value.upper() not in names.__members__:
+            raise ValueError(f"give {', '.join(names.__members__).lower()}")
+        return names[value.upper()] if isinstance(value, str) else value
 
     def changed(self, **given: Any) -> RunSettings:  # noqa: ANN401
         """Returns a copy with the given settings replaced. A setting that is None keeps its value.

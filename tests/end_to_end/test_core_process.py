@@ -122,7 +122,7 @@ CORE = ["core", "--dir", "DIR", "--listen", "127.0.0.1:0"]
         ([*CORE, "--init", "/dev/null"], 1, "error: --init /dev/null cannot be read"),
         ([*CORE, "--quorum", "most"], 1, 'error: quorum "most" is neither'),
         ([*CORE, "--outer-lr", "-1"], 2, "error: --outer-lr -1: input should be greater than 0"),
-        ([*CORE, "--codec", "int5"], 2, "error: --codec int5: not a codec: give float32, int8 or int4"),
+        ([*CORE, "--codec", "int5"], 2, "error: --codec int5: give float32, int8, int4"),
         ([*CORE, "--keep-snapshots", "1"], 2, "error: --keep-snapshots 1: input should be"),
         ([*CORE, "--log-level", "loud"], 1, "error: --log-level loud is not a log level: use one of"),
         (["core"], 2, "Missing option '--dir'"),

@@ -73,7 +73,7 @@ def test_only_a_few_frames_are_encoded_for_readers_at_the_same_time(monkeypatch)
 
         async def read() -> None:
             sent = lambda size, _: sizes.append(size)  # noqa: E731
-            async for _ in fragment_replies.whole_frames(fragment, state, range(5), sent, encoding):
+            async for _ in fragment_replies.whole_frames(fragment, state, range(5), sent, encoding, compressed=True):
                 pass
 
         await asyncio.gather(*(read() for _ in range(8)))

@@ -106,9 +106,9 @@ class Sender:
 
     async def _carry(self, track: FragmentTrack, in_flight: InFlight) -> None:
         try:
-            compression = Compression.of(self._core.settings.compression)
-            compressed = compression.applies(fast=track.shard.link.up.fast)
-            in_flight.messages, mine = await asyncio.to_thread(_messages, in_flight.taken, track.run, compressed=compressed)
+            setting = Compression.of(self._core.settings.compression)
+            messages = partial(_messages, compressed=setting.applies(fast=track.shard.link.up.fast))
+            in_flight.messages, mine = await asyncio.to_thread(messages, in_flight.taken, track.run)
         except CodecError as error:
             # A newer anchor does not help: the next gradient, or the optimizer's state, is not finite either.
             raise LearnerError(
