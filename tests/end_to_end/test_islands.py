@@ -28,7 +28,7 @@ SCRIPT = Path(__file__).with_name("island_rank.py")
 LOCKSTEP = Path(__file__).with_name("lockstep_rank.py")
 STEPS, FRAGMENTS = 80, 2
 KINDS = [("fsdp", 2), ("tp", 2), ("ddp", 2), ("fsdp", 4), ("hsdp", 4), ("fsdp+tp", 4)]
-IN_CI = {("fsdp", 2), ("tp", 2)}
+IN_CI = {("fsdp", 2), ("tp", 2), ("fsdp+tp", 4)}
 ON_DEVICES = [("fsdp/device", 2), ("hsdp/device", 4), ("fsdp+tp/device", 4)]
 
 
@@ -80,6 +80,7 @@ def assert_same(one: dict[str, int], other: dict[str, int], at_least: int) -> No
     assert {key: one[key] for key in both} == {key: other[key] for key in both}
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("kind", "count"),
     [

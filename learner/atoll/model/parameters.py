@@ -169,9 +169,13 @@ class Parameters:
             "atoll.frozen": json.dumps(sorted(left_out)),
         }
         wholes = map(_whole, tensors.values())
-        if path is not None:
-            tensor_stream.write(path, tensors, wholes, metadata)
-        deque(wholes, maxlen=0)  # ranks that do not write, or whose disk failed, still send their parts
+        try:
+            if path is not None:
+                tensor_stream.write(path, tensors, wholes, metadata)
+        except OSError:
+            deque(wholes, maxlen=0)  # otherwise, the other ranks would wait for this rank's parts
+            raise
+        deque(wholes, maxlen=0)  # ranks that do not write send their parts
 
     def not_shared(self) -> dict[str, torch.Tensor]:
         """Returns tensors that the run does not hold, by name: unshared parameters, and buffers in a state_dict."""

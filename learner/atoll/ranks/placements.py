@@ -7,6 +7,7 @@ or replicates the parameter.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -75,8 +76,9 @@ def counts_tokens(model: nn.Module, names: Iterable[tuple[str, nn.Parameter]], s
     """
     if same_batch is not None:
         return not any(same_batch.get_coordinate() or ())
-    data = max((_data_dimensions(module) for module in model.modules()), default=0)
+    managed = _data_dimensions(model)
     for name, parameter in names:
+        data = managed.get(id(parameter), 0)
         if isinstance(parameter, DTensor) and parameter.device_mesh.ndim > data and parameter.device_mesh.size() > 1:
             dimensions = parameter.device_mesh.mesh_dim_names
             example = f', such as mesh["{dimensions[-1]}"]' if dimensions else ""
@@ -88,16 +90,20 @@ def counts_tokens(model: nn.Module, names: Iterable[tuple[str, nn.Parameter]], s
     return True
 
 
-def _data_dimensions(module: nn.Module) -> int:
-    """Returns the number of mesh dimensions that `fully_shard` manages for a module.
+def _data_dimensions(model: nn.Module) -> dict[int, int]:
+    """Returns the number of mesh dimensions that `fully_shard` manages for each parameter, by the parameter's id.
 
-    Ranks along these dimensions train on different batches.
+    Ranks along these dimensions train on different batches. Parameters that `fully_shard` does not manage are missing.
     """
-    if not isinstance(module, FSDPModule):
-        return 0
-    group = getattr(module._get_fsdp_state(), "_fsdp_param_group", None)  # torch has no public API for this
-    info = getattr(group, "mesh_info", None)
-    return info.mesh.ndim if info is not None else 0
+    found = {}
+    for state in (module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)):
+        # torch has no public API for this, and older versions have at most one group.
+        groups: list[Any] = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        for group in filter(None, groups):
+            for each in group.fsdp_params:
+                place = each._module_info  # the parameter there may be newer than in `each.sharded_param`
+                found[id(getattr(place.module, place.param_name))] = group.mesh_info.mesh.ndim
+    return found
 
 
 def _after(number: int, placement: object) -> tuple[int, int]:
