@@ -11,9 +11,7 @@ from atoll.model.parameters import Parameters
 from atoll_wire.layout.layout import MergeKind
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch import distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 
 from tests.learner.odd import Odd, parameters
 
@@ -94,16 +92,6 @@ def test_buffers_that_changed_are_named_when_the_learner_leaves(said):
 def test_an_optimizer_of_another_model_is_refused():
     with pytest.raises(LearnerError, match="the model does not have"):
         Parameters(nn.Linear(2, 2), torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1))
-
-
-def test_fsdp1_is_refused_with_the_name_of_its_successor():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        model = nn.Sequential(FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu")))
-        with pytest.raises(LearnerError, match=r'"0" is sharded with .*FSDP1.*: use fully_shard \(FSDP2\)'):
-            parameters(model)
-    finally:
-        dist.destroy_process_group()
 
 
 def test_two_parameters_in_one_memory_are_refused_in_one_line():
