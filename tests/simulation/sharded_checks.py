@@ -24,7 +24,7 @@ from tests.simulation.disk import SimulatedDisk
 from tests.simulation.loop import Process, VirtualLoop
 
 if TYPE_CHECKING:
-    from tests.simulation.sharded_world import Home
+    from tests.simulation.home import Home
 
 
 class ShardedChecks(Checks):

@@ -7,32 +7,28 @@ this world has nothing in common with the same seed of `world`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from atoll_server.operators.status import status
-from atoll_server.processes.attachment import Attachment
 from atoll_server.processes.core import Core
 from atoll_server.processes.shard_core import ShardCore
 from atoll_server.run.troubles import troubles
-from atoll_server.service.learner_service import OuterService
-from atoll_server.service.registry_service import RegistryService
-from atoll_server.settings import CoreSettings, Limits, ShardNumber
+from atoll_server.settings import ShardNumber
 from atoll_wire.codec import frame_codec
 
-from tests.simulation.bookkeeping import DIRECTORY, Violation, is_stored, shard_of
+from tests.simulation.bookkeeping import Violation, is_stored, shard_of
 from tests.simulation.data_units import DataTruth
-from tests.simulation.database import Connection
-from tests.simulation.disk import Platter, SimulatedDisk
+from tests.simulation.disk import Platter
 from tests.simulation.gateway import Gateway
+from tests.simulation.home import Home
 from tests.simulation.island import Island
 from tests.simulation.late_rows import LateRows
 from tests.simulation.loop import Process, VirtualLoop
-from tests.simulation.network import CORE, Network, Stub, Weather
+from tests.simulation.network import CORE, Network, Weather
 from tests.simulation.seed import simulating
 from tests.simulation.sharded_checks import ShardedChecks, made_once
 
@@ -43,124 +39,6 @@ FRAGMENTS, INNER_STEPS = 4, 8
 STORM_S, PEACE_S = 5.0, 120.0
 DATA = 0.4  # share of seeds with a dataset
 AWAY_S = 25.0  # longest outage of the registrar in the calm
-
-
-class Home:
-    """The disk and address of one process. number: 0 for the registrar, which may have no fragments.
-
-    core: the process's core, once it has started.
-    """
-
-    def __init__(self, world: ShardedWorld, number: int, shard: ShardNumber | None) -> None:
-        self.world, self.number, self.shard = world, number, shard
-        self.name = f"shard {shard}" if number else "registrar"
-        self.address = f"localhost:{number}" if number else CORE
-        self.platter = Platter(world.rng)
-        self.process: Process | None = None
-        self.core: Core | ShardCore | None = None
-        self.lives = 0
-        self.stays_away = False  # a start that the storm planned is skipped
-        world.network.observed[self.address] = partial(world.checks.said_by, self)
-
-    def start(self) -> None:
-        """Starts a new process on the same disk, unless one runs."""
-        if self.stays_away or (self.process is not None and self.process.alive):
-            return
-        self.process = process = Process(f"{self.name}#{self.lives}")
-        self.lives += 1
-        process.on_death.append(lambda: self._died(process))
-        process.start(self._live(process), name=process.name)
-
-    def _settings(self) -> CoreSettings:
-        rng = self.world.rng
-        given: dict[str, Any] = {} if self.shard is None else {"shard": self.shard}
-        given |= {"registrar": "localhost:9"} if self.number else {"registrar_only": self.shard is None}
-        limits = Limits(
-            norm_window=4, notifications=rng.choice((8, 64, 4096)), lease_s=rng.choice((1.0, 30.0)),
-            units_silence_s=self.world.data.silence_s,
-        )  # fmt: skip
-        return CoreSettings.of(
-            listen=("127.0.0.1:1",), directory=DIRECTORY, snapshot_every_s=rng.choice((0.5, 1.0, 60.0)), limits=limits,
-            **given,
-        )  # fmt: skip
-
-    async def _live(self, process: Process) -> None:
-        world = self.world
-        disk: Any = SimulatedDisk(self.platter, process, Connection)
-        core: Core | ShardCore
-        if self.number:
-            core = ShardCore(self._settings(), disk, world.loop.clock)
-        else:
-            core = Core(self._settings(), world.given, disk, world.loop.clock)
-        try:
-            await core.start()
-            self.core = core
-            world.checks.came_back(self, core)
-            service: Any = OuterService(core)
-            if isinstance(core, Core):
-                service = Both(service, RegistryService(core))
-            world.network.servers[self.address] = (service, process)
-            ends = [core.failed]
-            if isinstance(core, ShardCore):
-                attachment = Attachment(core, CORE, self.address, self._dialled)
-                ends.append(asyncio.create_task(attachment.keep()))
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for each in done:
-                each.result()
-        except Violation as violation:
-            world.problem = violation
-        except Exception as error:
-            if process.alive:
-                world.problem = Violation(8, f"{self.name} ended: {error!r}")
-                world.problem.__cause__ = error
-            process.kill()
-
-    @contextlib.asynccontextmanager
-    async def _dialled(self) -> AsyncIterator[Stub]:
-        process = self.process
-        assert process is not None, "the process runs"
-        stub = Stub(self.world.network, process, CORE)
-        try:
-            yield stub
-        finally:
-            await stub.close()
-
-    def kill(self, *, power: bool) -> None:
-        """Kills the process. power: with a power failure, which may lose unsynced data."""
-        if self.process is not None:
-            self.process.kill()
-        if power:
-            self.platter.crash()
-
-    def _died(self, process: Process) -> None:
-        world = self.world
-        self.core = None
-        world.counts[f"{'shard' if self.number else 'registrar'} crashes"] += 1
-        world.checks.note(f"{process.name} dies")
-        world.network.died(self.address)
-        world.hang_up(process)
-        if not world.stormy:
-            return
-        if world.rng.random() < 0.6:
-            world.loop.after(0.0, self._power)  # later, because the process may be in the middle of a write
-        long = world.rng.random() < 0.2
-        world.counts["long absences"] += long
-        world.loop.after(world.rng.uniform(4.0, 12.0) if long else world.rng.uniform(0.05, 1.5), self.start)
-
-    def _power(self) -> None:
-        if self.process is not None and not self.process.alive:
-            self.world.counts["power failures"] += 1
-            self.platter.crash()
-
-
-class Both:
-    """The registrar's two services at one address."""
-
-    def __init__(self, outer: OuterService, registry: RegistryService) -> None:
-        self._outer, self._registry = outer, registry
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._registry if name in {"Attach", "FetchInitial"} else self._outer, name)
 
 
 class ShardedWorld:
