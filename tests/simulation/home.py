@@ -8,11 +8,14 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from atoll_server.checkpoints.rollback import follow
 from atoll_server.processes.attachment import Attachment
 from atoll_server.processes.core import Core
-from atoll_server.processes.shard_core import ShardCore
+from atoll_server.processes.core_process import CoreProcess
+from atoll_server.processes.shard_core import GenerationChangedError, ShardCore
 from atoll_server.service.learner_service import OuterService
 from atoll_server.service.registry_service import RegistryService
+from atoll_server.service.shard_operator_service import ShardOperatorService
 from atoll_server.settings import CoreSettings, Limits, ShardNumber
 
 from tests.simulation.bookkeeping import DIRECTORY, Violation
@@ -23,6 +26,8 @@ from tests.simulation.network import CORE, Stub
 
 if TYPE_CHECKING:
     from tests.simulation.sharded_world import ShardedWorld
+
+HANG_UP_S = 0.05  # time for a stopping process to end its calls
 
 
 class Home:
@@ -76,17 +81,19 @@ class Home:
             await core.start()
             self.core = core
             world.checks.came_back(self, core)
-            service: Any = OuterService(core)
-            if isinstance(core, Core):
-                service = Both(service, RegistryService(core))
-            world.network.servers[self.address] = (service, process)
+            world.network.servers[self.address] = (Services(core), process)
             ends = [core.failed]
-            if isinstance(core, ShardCore):
+            if isinstance(core, Core):
+                world.cuts.begin(core, process)
+            else:
                 attachment = Attachment(core, CORE, self.address, self._dialled)
                 ends.append(asyncio.create_task(attachment.keep()))
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for each in done:
-                each.result()
+            try:
+                for each in done:
+                    each.result()
+            except GenerationChangedError as changed:
+                await self._follow(core, disk, changed)
         except Violation as violation:
             world.problem = violation
         except Exception as error:
@@ -94,6 +101,19 @@ class Home:
                 world.problem = Violation(8, f"{self.name} ended: {error!r}")
                 world.problem.__cause__ = error
             process.kill()
+
+    async def _follow(self, core: CoreProcess, disk: Any, changed: GenerationChangedError) -> None:
+        """Rolls the stopped shard back to the run's checkpoint, then starts it again in another process."""
+        world, process = self.world, self.process
+        assert process is not None, "the process runs"
+        world.checks.note(f"{process.name} rolls back")
+        world.network.hang_up(self.address)
+        await asyncio.sleep(HANG_UP_S)
+        await core.stop()
+        await asyncio.to_thread(follow, DIRECTORY, changed.generation, changed.snapshot, disk, world.loop.clock)
+        world.counts["shards rolled back"] += 1
+        world.loop.after(0.0, self.start)
+        process.kill()
 
     @contextlib.asynccontextmanager
     async def _dialled(self) -> AsyncIterator[Stub]:
@@ -133,11 +153,12 @@ class Home:
             self.platter.crash()
 
 
-class Both:
-    """The registrar's two services at one address."""
+class Services:
+    """The services of one process at its address."""
 
-    def __init__(self, outer: OuterService, registry: RegistryService) -> None:
-        self._outer, self._registry = outer, registry
+    def __init__(self, core: Core | ShardCore) -> None:
+        self._outer = OuterService(core)
+        self._other = RegistryService(core) if isinstance(core, Core) else ShardOperatorService(core)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._registry if name in {"Attach", "FetchInitial"} else self._outer, name)
+        return getattr(self._other if name in {"Attach", "FetchInitial", "TakeCheckpoint"} else self._outer, name)

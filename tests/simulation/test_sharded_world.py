@@ -29,6 +29,18 @@ def test_the_first_seeds_of_several_shards_hold_every_invariant(first_seeds):
     assert not rare, "these situations are too rare in the seeds"
 
 
+def test_some_seeds_have_every_situation_of_checkpoints():
+    seeds = [5, 27, 38, 82, 88]
+    found = run(seeds, sharded=True)
+    assert not found.bad(), next(iter(found.bad().items()))
+    least = {
+        "checkpoints": 5 * len(seeds), "checkpoints asked for": 2 * len(seeds), "checkpoints that were refused": 3,
+        "checkpoints restored": 4, "shards rolled back": 4, "restores that died": 1,
+    }  # fmt: skip
+    rare = {what: found.counts[what] for what in least if found.counts[what] < least[what]}
+    assert not rare, "these situations are too rare in the seeds"
+
+
 @pytest.mark.parametrize("seed", [7100000216, 7100000291, 8100000388, 8400000024, 9700002033, 9900000382])
 def test_seeds_that_once_found_a_fault_hold_every_invariant(seed):
     """Each seed found one of these faults:
