@@ -28,7 +28,8 @@ CORE = "core"  # the core's address
 KEEPALIVE_S = 4.0  # seconds after which a silent connection is abandoned
 REPLAYED = {"Join", "Push", "Leave", "Report", "LeaseUnits"}
 UNARY_REPLY = {"Join", "Leave", "LeaseUnits", "Initialise", "Report"}
-Status = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]  # code, details, trailing metadata
+Metadata = tuple[tuple[str, str], ...]
+Status = tuple[grpc.StatusCode, str, Metadata]  # code, details, trailing metadata
 LOST: Status = (grpc.StatusCode.UNAVAILABLE, "the connection was lost", ())
 
 
@@ -44,8 +45,12 @@ class Aborted(Exception):
 class Context:
     """The servicer's context of a call."""
 
-    def __init__(self) -> None:
+    def __init__(self, metadata: Metadata = ()) -> None:
         self.status: Status = (grpc.StatusCode.OK, "", ())
+        self._metadata = metadata
+
+    def invocation_metadata(self) -> Metadata:
+        return self._metadata
 
     def auth_context(self) -> dict[str, list[bytes]]:
         return {}
@@ -125,6 +130,12 @@ class Network:
             after_s = self.rng.uniform(KEEPALIVE_S / 2, KEEPALIVE_S) if silent else self.rng.uniform(0.0, 0.2)
             call.end_of_server(after_s)
 
+    def hang_up(self, address: str) -> None:
+        """Ends a server's calls at both sides, because the server stops."""
+        self.died(address)
+        for call in [call for call in self.calls if call.address == address]:
+            call.hang_up(0.0)
+
 
 class Pipe:
     """Messages in one direction, in order.
@@ -188,6 +199,7 @@ class Call:
         self._broken = False  # later messages are lost
         self._cancelled = False  # by the caller; gRPC then raises CancelledError
         self.hung_up = False  # the server knows that the caller is gone
+        self.metadata: Metadata = ()
         self.read_by_its_caller = True  # if False and limited, the server's writes block
         self._connected = network.servers[address][1] if address in network.servers else None
         network.calls[self] = None
@@ -368,12 +380,12 @@ class Call:
 
     async def _serve(self, service: Any) -> None:
         entrance = getattr(service, "entrance", None)
-        context: Any = Context() if entrance is None else entrance.context(self)
+        context: Any = Context(self.metadata) if entrance is None else entrance.context(self)
         method = getattr(service, self.method)
         try:
             if entrance is not None:
                 await entrance.serve(self, context)
-            elif self.method in {"Join", "Leave", "LeaseUnits"}:
+            elif self.method in {"Join", "Leave", "LeaseUnits", "TakeCheckpoint"}:
                 self.reply_with(await method(await self._server_inbox.get(), context))
             elif self.method in {"Initialise", "Report"}:
                 self.reply_with(await method(self._requests(), context))
@@ -440,7 +452,7 @@ class Call:
 
 
 class Stub:
-    """One caller's channel, with the methods of `OuterStub` and `RegistryStub`."""
+    """One caller's channel, with the methods of `OuterStub` and `RegistryStub`, and one of `OperatorStub`."""
 
     def __init__(self, network: Network, learner: Process, address: str) -> None:
         self._network, self._learner, self._address = network, learner, address
@@ -485,6 +497,11 @@ class Stub:
 
     def FetchInitial(self, request: Any) -> Call:
         return self._call("FetchInitial", request)
+
+    def TakeCheckpoint(self, request: Any, timeout: float, metadata: Metadata) -> Call:
+        call = self._call("TakeCheckpoint", request, timeout=timeout)
+        call.metadata = metadata
+        return call
 
     async def close(self) -> None:
         for call in self._calls:

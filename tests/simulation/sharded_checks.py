@@ -22,9 +22,10 @@ from tests.simulation.bookkeeping import DIRECTORY, Violation, shard_of
 from tests.simulation.checks import SLOW_DISK_S, Checks, Name, Told
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.loop import Process, VirtualLoop
+from tests.simulation.manifest_checks import ManifestChecks
 
 if TYPE_CHECKING:
-    from tests.simulation.sharded_world import Home
+    from tests.simulation.home import Home
 
 
 class ShardedChecks(Checks):
@@ -43,6 +44,7 @@ class ShardedChecks(Checks):
         self.told_pause: dict[int, str] = {}  # process -> confirmed pause, without a newer request
         self.told_eviction: dict[tuple[int, str], str] = {}  # process, learner -> confirmed eviction
         self.up: dict[int, int] = {}  # process -> its last epoch
+        self.manifests = ManifestChecks(self, loop)
 
     # ------------------------------------------------------------------------------ messages
 
@@ -144,6 +146,7 @@ class ShardedChecks(Checks):
             raise Violation(6, f"epochs of {home.name} do not grow: {self.up[home.number]} then {run.epoch}")
         self.up[home.number] = run.epoch
         self._obeys(home, core)
+        self.manifests.came_back(home, core)
         mine = [fragment for fragment, number in self.owners.items() if number == home.number]
         if shard is None:
             if mine:
@@ -155,7 +158,7 @@ class ShardedChecks(Checks):
             if fragment.version < self.newest.get(index, 0):
                 raise Violation(3, f"fragment {index} came back at version {fragment.version}")
             crc = frame_codec.vector_crc32c(fragment.state.theta_pub)
-            if self.published.setdefault(self._place(1, index, fragment.version), crc) != crc:
+            if self.published.setdefault(self._place(run.generation, index, fragment.version), crc) != crc:
                 raise Violation(3, f"fragment {index} came back with other bytes at {fragment.version}")
         self.in_ledger_of(core, shard)
 

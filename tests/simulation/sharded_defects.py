@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
 from atoll_server.ledger import run_ledger
+from atoll_server.ledger.manifests import KeptSnapshots, Manifest
+from atoll_server.operators.run_checkpoints import RunCheckpoints
+from atoll_server.processes.core import Core
 from atoll_server.processes.replica import Replica
 from atoll_server.run.attached_shards import AttachedShards
+from atoll_server.service import shard_operator_service
+from atoll_server.shard.shard import Shard
 from atoll_server.shard_context.run_view import RunView
+from atoll_wire import outer_pb2 as pb
 from atoll_wire import shards_pb2 as sh
 from atoll_wire.layout.layout import Layout
 
@@ -112,4 +119,59 @@ def a_shard_forgets_evictions() -> Iterator[None]:
             await save(self, entry)
 
     with patch(Replica, "save", in_memory):
+        yield
+
+
+@defect
+def a_cut_mixes_manifests() -> Iterator[None]:
+    """A checkpoint names the snapshot of one shard that the checkpoint before it named, with that one's versions."""
+    write = RunCheckpoints._write
+
+    async def mixed(self: RunCheckpoints, outcomes: dict[int, Any], datasets: list[Any]) -> Manifest:
+        taken = outcomes[number := max(outcomes)]
+        if self._run.manifests and isinstance(taken, pb.Checkpoint):
+            before = self._run.manifests[-1]
+            taken.id, taken.generation = before.snapshots[number], self._run.generation
+            taken.versions.update({index: before.versions[index] for index in taken.versions})
+        return await write(self, outcomes, datasets)
+
+    with patch(RunCheckpoints, "_write", mixed):
+        yield
+
+
+@defect
+def a_manifest_is_written_before_its_snapshots_are_durable() -> Iterator[None]:
+    """A shard reports its snapshot for a manifest when it begins to write the snapshot."""
+    begun = set[asyncio.Task[Any]]()
+
+    async def at_once(shard: Shard, *, keep: bool = False) -> pb.Checkpoint:
+        snapshots = shard.snapshots
+        begun.add(task := asyncio.create_task(snapshots.take(keep=keep)))
+        task.add_done_callback(begun.discard)
+        number = 1 + max((row.id for row in snapshots.all()), default=0)
+        return pb.Checkpoint(id=number, versions=shard.versions(), generation=shard.context.generation)
+
+    with patch(shard_operator_service, "take_snapshot", at_once):
+        yield
+
+
+@defect
+def a_snapshot_of_a_manifest_is_deleted() -> Iterator[None]:
+    """A shard deletes its old snapshots even if a manifest names them."""
+    with patch(KeptSnapshots, "told", lambda self, snapshots, through: KeptSnapshots(frozenset(), through)):
+        yield
+
+
+@defect
+def a_shard_rolls_back_to_another_manifest() -> Iterator[None]:
+    """After a restore, the registrar sends the shards the newest manifest's snapshots."""
+    welcome = Core.welcome
+
+    def newest(self: Core, number: int) -> sh.Welcome:
+        message = welcome(self, number)
+        if message.checkpoint:
+            message.checkpoint = self.run.manifests[-1].snapshots[number]
+        return message
+
+    with patch(Core, "welcome", newest):
         yield

@@ -29,7 +29,22 @@ def test_the_first_seeds_of_several_shards_hold_every_invariant(first_seeds):
     assert not rare, "these situations are too rare in the seeds"
 
 
-@pytest.mark.parametrize("seed", [7100000216, 7100000291, 8100000388, 8400000024, 9700002033, 9900000382])
+def test_some_seeds_have_every_situation_of_checkpoints():
+    seeds = [5, 27, 38, 82, 88]
+    found = run(seeds, sharded=True)
+    assert not found.bad(), next(iter(found.bad().items()))
+    least = {
+        "checkpoints": 5 * len(seeds), "checkpoints asked for": 2 * len(seeds), "checkpoints that were refused": 3,
+        "checkpoints restored": 4, "shards rolled back": 4, "restores that died": 1,
+    }  # fmt: skip
+    rare = {what: found.counts[what] for what in least if found.counts[what] < least[what]}
+    assert not rare, "these situations are too rare in the seeds"
+
+
+FOUND_A_FAULT = 7100000216, 7100000291, 8100000388, 8400000024, 9700002033, 9900000382, 11400000141
+
+
+@pytest.mark.parametrize("seed", FOUND_A_FAULT)
 def test_seeds_that_once_found_a_fault_hold_every_invariant(seed):
     """Each seed found one of these faults:
 
@@ -38,6 +53,7 @@ def test_seeds_that_once_found_a_fault_hold_every_invariant(seed):
     8400000024: the end of a data-unit lease took units that the training loop was about to use.
     9700002033: shards forgot a lease's units before the registrar's decision was durable, and the registrar crashed.
     9900000382: a learner came back before its shard began, and before the shard heard that its eviction was undone.
+    11400000141: after a restore, a learner fetched an undone version from a shard that had not rolled back yet.
     """
     simulate_sharded(seed)
 

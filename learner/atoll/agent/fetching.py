@@ -14,6 +14,7 @@ from functools import partial
 
 import structlog
 from atoll_wire import outer_pb2 as pb
+from atoll_wire.connections.calls import LinkLost
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.process.tasks import first_ended
 
@@ -155,6 +156,8 @@ class Fetcher:
     async def _ask(self, track: FragmentTrack, incoming: PartialFetch, ask: FrameRequest) -> bool:
         """Fetches the requested frames. Returns False if the core sent different frames. Raises AioRpcError and
         LinkLost."""
+        if track.shard.lost.is_set():  # while this fetch waited for others
+            raise LinkLost("the session has ended")
         request = pb.FetchRequest(
             session=track.shard.session, fragment=track.fragment, version=ask.version, whole=not ask.version
         )

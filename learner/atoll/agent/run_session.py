@@ -264,6 +264,7 @@ class RunSession:
         if not self._entered:
             self._exchange.start_over()
         for shard in self.core.shards:
+            shard.lose(shard.session)  # a shard that has not rolled back yet still knows this session
             shard.adopted.clear()
         for track in self.core.tracks.values():
             track.whole = track.drop = True
