@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+CODE = ("benchmarks", "learner", "proto", "server")
 PACKAGES = ("torch", "numpy", "numba", "grpcio")
 
 
@@ -20,10 +21,10 @@ def provenance() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Returns the commit of the code. The text says if the code has uncommitted changes, or no repository."""
+    """Returns the commit of the code. The text says if the code has uncommitted changes; "unknown" without git."""
     try:
         of = _git("rev-parse", "--short", "HEAD")
-        changed = _git("status", "--porcelain", "--untracked-files=no")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", *CODE)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{of} with uncommitted changes" if changed else of
@@ -33,7 +34,7 @@ def machine() -> dict[str, Any]:
     """Returns the machine's CPUs, memory, load and software. load: mean number of running processes, one minute."""
     return {
         "cpus": os.cpu_count(),
-        "processor": _processor(),
+        "cpu": _cpu_model(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "load": round(os.getloadavg()[0], 1),
         "system": f"{platform.system()} {platform.release()}",
@@ -42,7 +43,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def _cpu_model() -> str:
     known = Path("/proc/cpuinfo")
     lines = known.read_text().splitlines() if known.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
