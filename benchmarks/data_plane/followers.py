@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from atoll.demo.processes import Child, Children, children, free_port
 from torch import nn
 
+from benchmarks.conditions import conditions, write_record
 from benchmarks.process_state import metrics, settled
 
 WIDTH = 1024
@@ -127,7 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--many", type=int, default=50)
     parser.add_argument("--json", type=Path, dest="json_path")
-    arguments = parser.parse_args()
+    arguments, under = parser.parse_args(), conditions()
     found = cost(arguments.many)
     for region in found.regions:
         received = ", ".join(f"{kind} {region.wan_bytes[kind] / 1e6:.2f} MB" for kind in KINDS)
@@ -137,7 +137,9 @@ def main() -> None:
         )
         print(f"{found.per_parameter(region):.3f} bytes per parameter and version (limit {MAX_BYTES})")
     if arguments.json_path is not None:
-        arguments.json_path.write_text(json.dumps(asdict(found), indent=2) + "\n")
+        limits = {"bytes_per_parameter": MAX_BYTES, "many_vs_one": MAX_MORE}
+        figures = [asdict(each) | {"bytes_per_parameter": found.per_parameter(each)} for each in found.regions]
+        write_record(arguments.json_path, {"limits": limits} | asdict(found) | {"regions": figures}, under)
     one, many = found.regions
     if any(found.per_parameter(each) > MAX_BYTES for each in found.regions):
         raise SystemExit(f"an update has more than {MAX_BYTES} bytes per parameter: see the figures above")

@@ -1,4 +1,4 @@
-"""Benchmarks of failures: goodput, loss and restart times when learners and cores are killed.
+"""Benchmarks of failures: goodput, loss and restart times when learners and cores are killed, and data units.
 
-May import: process_state.
+May import: conditions, process_state.
 """

@@ -23,7 +23,8 @@ class Relay:
         self._target, self._delay_s, self._most_down = (host, int(port)), delay_s, most_down
         self._travelling: deque[tuple[float, socket.socket, bytes]] = deque()  # time of arrival, sender's socket, data
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._place = self._listener.getsockname()
+        self.address = f"127.0.0.1:{self._place[1]}"
         self.bytes_up, self.accepted, self.spent = 0, 0, 0  # spent: connections that carried most_down
         self._down: dict[socket.socket, int] = {}  # learner's socket -> bytes to it
         self._stalled: set[socket.socket] = set()  # the learner's sockets of silent connections
@@ -56,6 +57,12 @@ class Relay:
             self._selector.unregister(self._listener)
             self._listener.close()
         self.reset()
+
+    def mend(self) -> None:
+        """Accepts connections again after `cut`, on the same port."""
+        with self._lock:
+            self._listener = socket.create_server(self._place)
+            self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _run(self) -> None:
         while not self._ending:

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from tests.end_to_end.test_data_units import NAMES, SILENCE, Job, account
+from benchmarks.failures.data_units import SILENCE
+from tests.end_to_end.test_data_units import NAMES, account, job_of
 from tests.end_to_end.world import eventually, sharded
 
 
@@ -15,7 +16,7 @@ from tests.end_to_end.world import eventually, sharded
 def test_each_unit_is_consumed_once_by_all_shards_together(tmp_path):
     rng, pause = random.Random(1), threading.Event()
     with sharded(tmp_path, 2, "--inner-steps", "8", *SILENCE) as running:
-        job = Job(running.registrar, tmp_path / "begun", list(running.shards.values()))
+        job = job_of(running.registrar, tmp_path, list(running.shards.values()))
         for name in NAMES:
             job.start(name)
         eventually(lambda: bool(running.status().datasets), 60.0)
@@ -28,4 +29,4 @@ def test_each_unit_is_consumed_once_by_all_shards_together(tmp_path):
                 killed.kill()
                 killed.start()
         account(job)
-    assert job.kills >= 2, "the learners ended before enough kills"
+    assert len(job.kills) >= 2, "the learners ended before enough kills"

@@ -74,3 +74,15 @@ def test_every_rank_hears_that_rank_0_could_not_join(tmp_path):
     assert done.returncode != 0
     assert '"0.weight" is float32 [31, 16]' in done.stderr
     assert "rank 0 could not join the run" in done.stderr
+
+
+@pytest.mark.ci
+def test_a_learner_with_several_ranks_cannot_lease_data_units(tmp_path):
+    leasing = '    learner.units(atoll.data.Rows([0, 1], 1), "rows")\n    for step in range(120):'
+    with core(tmp_path) as running:
+        done = torchrun(tmp_path, running.address, RANK.replace("    for step in range(120):", leasing))
+        status = running.status()
+    assert done.returncode != 0
+    assert "this learner has 2 ranks, and only a single-process learner can lease units: start one" in done.stderr
+    assert not status.datasets
+    assert [each.state for each in status.learners] == ["left"], "a refused learner must leave"

@@ -1,6 +1,6 @@
 """One rank of a torchrun job of two ranks: `python -m tests.integrations.rank TRAINER ADDRESS FOLDER`.
 
-Rank 0 prints the learner's counters at the end.
+Rank 0 prints the learner's counters at the end. Trainers whose names end with "_fsdp2" shard the model.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from typing import Any
 
 import atoll  # must come before imports of grpc
 import torch
+import torch.distributed.fsdp
 
 from tests.integrations.world import Sentences, gpt
 
 STEPS, BATCH = 8, 4
+BLOCK = "GPT2Block"  # the module that is sharded
 
 
 def transformers(address: str, folder: str) -> Any:
@@ -32,8 +34,47 @@ def transformers(address: str, folder: str) -> Any:
     return callback.learner
 
 
+def transformers_fsdp2(address: str, folder: str) -> Any:
+    """Trains with Hugging Face's Trainer, which shards the model and evaluates.
+
+    It saves nothing: on CPUs, the Trainer's save of a sharded model aborts also without Atoll.
+    """
+    from atoll.integrations.transformers import AtollCallback
+    from transformers import Trainer, TrainingArguments
+
+    allow_fsdp_on_cpus()
+    args = TrainingArguments(
+        output_dir=folder, per_device_train_batch_size=BATCH, max_steps=STEPS, use_cpu=True, ddp_backend="gloo",
+        report_to=[], eval_strategy="steps", eval_steps=4, save_strategy="no", dataloader_num_workers=1,
+        gradient_accumulation_steps=2, fsdp=True,
+        fsdp_config={"version": 2, "transformer_layer_cls_to_wrap": [BLOCK]},
+    )  # fmt: skip
+    callback = AtollCallback(server=address, name="a", drain_s=20.0)
+    data = {"train_dataset": Sentences(), "eval_dataset": Sentences(8)}
+    trainer = Trainer(model=gpt(), args=args, callbacks=[callback], **data)
+    trainer.train()
+    check_sharded(trainer.model)
+    return callback.learner
+
+
 def lightning(address: str, folder: str) -> Any:
     """Trains with Lightning."""
+    found, _ = fitted("ddp", address, folder)
+    return found
+
+
+def lightning_fsdp2(address: str, folder: str) -> Any:
+    """Trains with Lightning, whose module shards the model."""
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    found, module = fitted(strategy, address, folder)
+    check_sharded(module)
+    return found
+
+
+def fitted(strategy: Any, address: str, folder: str) -> tuple[Any, Any]:
+    """Returns the learner and the module after Lightning's `fit`."""
     from atoll.integrations.lightning import AtollCallback
     from lightning import LightningModule, Trainer
 
@@ -42,26 +83,52 @@ def lightning(address: str, folder: str) -> Any:
             super().__init__()
             self.net = gpt()
 
+        def configure_model(self) -> None:
+            if strategy != "ddp":
+                torch.distributed.fsdp.fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
         def training_step(self, batch: Any, _: int) -> Any:
             return self.net(**batch).loss
 
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters(), 1e-2)
 
-    callback = AtollCallback(server=address, name="a", drain_s=20.0)
+    callback, module = AtollCallback(server=address, name="a", drain_s=20.0), Module()
     Trainer(
-        max_steps=STEPS, accelerator="cpu", strategy="ddp", devices=2, logger=False, enable_checkpointing=False,
+        max_steps=STEPS, accelerator="cpu", strategy=strategy, devices=2, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, callbacks=[callback], accumulate_grad_batches=2, default_root_dir=folder,
-    ).fit(Module(), torch.utils.data.DataLoader(Sentences(), batch_size=BATCH, num_workers=1))  # fmt: skip
-    return callback.learner
+    ).fit(module, torch.utils.data.DataLoader(Sentences(), batch_size=BATCH, num_workers=1))  # fmt: skip
+    return callback.learner, module
 
 
 def accelerate(address: str, folder: str) -> Any:
     """Trains with Accelerate."""
     from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    found, _ = accelerated(accelerator, address)
+    accelerator.save_state(f"{folder}/state")
+    return found
+
+
+def accelerate_fsdp2(address: str, folder: str) -> Any:
+    """Trains with Accelerate, which shards the model."""
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+    allow_fsdp_on_cpus()
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=[BLOCK]
+    )
+    found, model = accelerated(Accelerator(cpu=True, gradient_accumulation_steps=2, fsdp_plugin=plugin), address)
+    check_sharded(model)
+    return found
+
+
+def accelerated(accelerator: Any, address: str) -> tuple[Any, Any]:
+    """Returns the learner and the prepared model after a loop with Accelerate."""
     from atoll.integrations.accelerate import AcceleratedLearner
 
-    accelerator, model = Accelerator(cpu=True, gradient_accumulation_steps=2), gpt()
+    model = gpt()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     loader = torch.utils.data.DataLoader(Sentences(16 * BATCH * STEPS), batch_size=BATCH, num_workers=1)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -74,8 +141,30 @@ def accelerate(address: str, folder: str) -> Any:
             learner.step(batch)
             if number == 2 * STEPS:
                 break
-    accelerator.save_state(f"{folder}/state")
-    return learner.learner
+    return learner.learner, model
+
+
+def allow_fsdp_on_cpus() -> None:
+    """Makes Accelerate, which the Trainer also uses, shard models on CPUs. Without it, Accelerate uses DDP there."""
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedType
+
+    begin = AcceleratorState.__init__
+
+    def begin_sharded(self: Any, *arguments: Any, fsdp_plugin: Any = None, **named: Any) -> None:
+        begin(self, *arguments, fsdp_plugin=fsdp_plugin, **named)
+        if fsdp_plugin is not None:
+            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+
+    AcceleratorState.__init__ = begin_sharded
+
+
+def check_sharded(model: torch.nn.Module) -> None:
+    """Raises AssertionError unless each rank holds a part of every parameter."""
+    from torch.distributed.tensor import DTensor
+
+    assert all(isinstance(each, DTensor) for each in model.parameters())
+    assert all(each.to_local().numel() < each.numel() for each in model.parameters())
 
 
 if __name__ == "__main__":
