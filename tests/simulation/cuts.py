@@ -28,7 +28,7 @@ from tests.simulation.network import Stub
 if TYPE_CHECKING:
     from tests.simulation.sharded_world import ShardedWorld
 
-CHANCE = 0.2  # share of seeds; they take up to twice as long
+CHANCE = 0.15  # share of seeds; they take up to twice as long
 RESTORES = 0.35  # share of these seeds in which the run is restored
 KILLS = 0.5  # share of the storm's requests during which a process dies
 TRIES = 4  # most starts of a restore

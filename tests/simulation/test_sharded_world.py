@@ -30,7 +30,7 @@ def test_the_first_seeds_of_several_shards_hold_every_invariant(first_seeds):
 
 
 def test_some_seeds_have_every_situation_of_checkpoints():
-    seeds = [5, 27, 38, 82, 88]
+    seeds = [9, 27, 38, 82, 88]
     found = run(seeds, sharded=True)
     assert not found.bad(), next(iter(found.bad().items()))
     least = {
