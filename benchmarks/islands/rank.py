@@ -57,6 +57,11 @@ def sharded(layers: int, width: int) -> nn.Sequential:
     return model
 
 
+def peak_bytes() -> int:
+    """Returns the peak resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def main() -> None:
     """Trains, and writes this rank's figures. step_s: after each training step; row_s: calls in a row afterwards."""
     folder, layers, width, steps, pace_s, *address = sys.argv[1:]
@@ -81,7 +86,7 @@ def main() -> None:
                 checkpoint_dir=Path(folder) / "checkpoints" if saves else None,
             )
             learner = stack.enter_context(joined)
-        began = time.perf_counter()
+        joined_bytes, began = peak_bytes(), time.perf_counter()
         for number in range(int(steps)):
             if saves and number == int(steps) // 2:
                 learner.save_checkpoint()
@@ -95,7 +100,8 @@ def main() -> None:
         row = [timed(learner) for _ in range(CALLS_IN_A_ROW)]
         merged = learner.stats().merged if address else 0
     figures = {
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "joined_bytes": joined_bytes,
+        "peak_bytes": peak_bytes(),
         "step_s": times,
         "row_s": row,
         "wall_s": wall_s,

@@ -13,6 +13,7 @@ import structlog
 import torch
 from atoll_wire import forking
 from atoll_wire.layout.layout import Layout
+from atoll_wire.process import allocator
 from atoll_wire.process.clock import SYSTEM
 from atoll_wire.process.metrics_server import MetricsServerError
 from atoll_wire.security.transport import TransportSecurity
@@ -228,6 +229,7 @@ class Learner:
             self._parameters.warn(self._identity.name)
         with self._parameters.copies.following(self._parameters.values, restart=True):
             self._join(self._parameters, self._ranks)
+        allocator.trim()  # ranks that send the initial parameters free many tensors, which glibc would keep
         if self._checkpoints is not None:
             self._checkpoints.begin(self._parameters, self._ranks, self._run_facts)
         self._skips = SkippedSteps(self._parameters.values)

@@ -22,6 +22,12 @@ def return_freed_memory() -> None:
             mallopt(setting, value)
 
 
+def trim() -> None:
+    """Returns memory that is free now to the system. Does nothing with other allocators than glibc's."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def drop_code_pages(library: str) -> None:
     """Drops a library's code pages from memory. The system reads a page again when its code runs.
 
