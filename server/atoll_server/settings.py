@@ -96,7 +96,7 @@ class RunSettings(Settings):
     ] = 10.0  # islands of one run differ in size; 1 gives no learner more influence than the others
     codec: Annotated[Codec, Field(description="Encoding of contributions and published updates.")] = Codec.INT4
     compression: Annotated[
-        Compression, Field(description="Compress payloads: always, never, or auto (not on links above 0.6 Gbit/s).")
+        Compression, Field(description="Compress payloads: always, never, or auto (not on short, fast links).")
     ] = Compression.AUTO
     # The next two settings are stored with the run, so that a start without these options deletes no data.
     keep_snapshots: Annotated[int, Field(ge=2, description="Number of snapshots to keep.")] = (

@@ -58,7 +58,7 @@ class Relay:
             self._listener.close()
         self.reset()
 
-    def mend(self) -> None:
+    def reconnect(self) -> None:
         """Accepts connections again after `cut`, on the same port."""
         with self._lock:
             self._listener = socket.create_server(self._place)

@@ -88,7 +88,7 @@ def cut_link(it: Core, eu: Region, learner: Paced, version: int) -> int:
     learner.send(version + UNSEEN)
     learner.receive()
     assert eu.out.read_bytes() == before, "the link was not cut"
-    eu.link.mend()
+    eu.link.reconnect()
     return version + UNSEEN
 
 

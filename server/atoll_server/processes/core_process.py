@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -84,7 +85,7 @@ def check_startable(meta: dict[str, Any]) -> None:
         )
 
 
-class CoreProcess:
+class CoreProcess(ABC):
     """A core process with one shard. run: the run as this process knows it."""
 
     run: KnownRun
@@ -148,13 +149,13 @@ class CoreProcess:
         self._housekeeping.add_done_callback(self.watched)
         self._restore_s = self.clock.monotonic() - self._started_at
 
+    @abstractmethod
     def _take_meta(self, db: sqlite3.Connection) -> dict[str, Any]:
         """Begins a new epoch in the ledger and returns the run's values. Raises SettingsError."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _restore(self, db: sqlite3.Connection, meta: dict[str, Any], writer: LedgerWriter) -> None:
         """Restores the run and its shard from the ledger."""
-        raise NotImplementedError
 
     async def restore_shard(self, db: sqlite3.Connection, meta: dict[str, Any]) -> None:
         """Restores this process's shard of a run that has parameters."""

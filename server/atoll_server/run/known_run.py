@@ -6,6 +6,7 @@ The registrar (`registrar`) makes the decisions. A process with only a shard kee
 from __future__ import annotations
 
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +44,7 @@ class Running:
     shard: Shard
 
 
-class KnownRun:
+class KnownRun(ABC):
     """A run as one core process knows it.
 
     paused: the operator and the reason; empty while the run is not paused. layout: the layout; until the run has
@@ -73,22 +74,22 @@ class KnownRun:
         self.sessions: SessionKey
 
     @property
+    @abstractmethod
     def number(self) -> int:
         """The position of this process's shard in `JoinReply.shards`."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def shards(self) -> int:
         """The number of shards that hold fragments."""
-        raise NotImplementedError
 
+    @abstractmethod
     def view(self) -> RunView:
         """Returns the newest view of the run, for this process's shard."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tell(self) -> None:
         """Tells the shards the run's tokens, which each report may change."""
-        raise NotImplementedError
 
     def record(self, entry: entries.Entry) -> None:
         self.journal.record(entry, self.clock.monotonic())
@@ -160,7 +161,7 @@ class KnownRun:
             return False
         return entry.incarnation > incarnation or bool(entry.evicted) or entry.account.left_at is not None
 
-    async def fence(self, process: LearnerProcess) -> None:
+    async def fence(self, process: LearnerProcess) -> None:  # noqa: B027 - the registrar did this when it admitted it
         """Waits until older processes of the same learner are refused even after a restart."""
 
     async def left(self, entry: RegistryEntry) -> None:
