@@ -165,3 +165,18 @@ def test_no_committed_file_contains_a_path_of_one_machine():
             continue
         found = suspicious.search((ROOT / name).read_text(errors="replace"))
         assert found is None, f"{name} contains a path of one machine: {found[0]!r}"
+
+
+def test_each_module_that_a_string_names_exists():
+    """Commands start modules by name, and neither ruff nor mypy notices when such a module moves."""
+    named = re.compile(r'"((?:tests|benchmarks)(?:\.\w+)+)"')
+    sources = [*CODE, *sorted((ROOT / "tests").rglob("*.py"))]
+    found = {(name, relative(path)) for path in sources for name in named.findall(path.read_text())}
+    assert len(found) > 20
+    missing = [(name, path) for name, path in sorted(found) if not _exists(ROOT.joinpath(*name.split(".")))]
+    assert not missing
+
+
+def _exists(module: Path) -> bool:
+    """Returns whether the path is a package's or module's, or that of a name in a module."""
+    return module.is_dir() or any(each.with_suffix(".py").is_file() for each in (module, module.parent))

@@ -25,7 +25,7 @@ def test_datasets_appear_when_a_learner_leases_units_and_their_counts_grow(brows
         expect(page.get_by_role("heading", name="The run", exact=True)).to_be_visible(timeout=SOON_MS)
         heading = page.get_by_role("heading", name="Datasets", exact=True)
         expect(heading).to_be_hidden()
-        command = [sys.executable, "-m", "tests.end_to_end.data_learner", it.core.address, "data"]
+        command = [sys.executable, "-m", "benchmarks.failures.unit_learner", it.core.address, "data"]
         it.group.start("data", [*command, str(UNITS), str(EPOCHS), str(tmp_path / "log"), "0.01"])
         eventually(lambda: it.look("run")["datasets"] and it.look("run")["datasets"][0]["consumed"] > 20, 60)
         expect(heading).to_be_visible(timeout=SOON_MS)

@@ -119,8 +119,8 @@ def _over_time() -> list[Panel]:
         lines("WAN", "Payload bytes per second between learners and the core.", "Bps",
               {"{{region}} {{direction}}": "sum by (region, direction) (region:atoll_wan_bytes:rate_5m)"},
               stacked=True),
-        lines("Data units", "Units of all epochs by state, for runs whose learners lease units. Consumed: merged in "
-              "fragments that hold at least half of the parameters.", "none",
+        lines("Data units", "Units of all epochs, for runs that lease units. Consumed: half of the "
+              "parameters' fragments or more merged.", "none",
               {"{{dataset}} {{state}}": "max by (dataset, state) (atoll_data_units)",
                "{{dataset}} repeated": "max by (dataset) (atoll_data_repeated_units)"}),
     ]  # fmt: skip
