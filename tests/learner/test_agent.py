@@ -14,6 +14,8 @@ import structlog
 import torch
 from atoll import LearnerError
 from atoll.agent.run_session import DUPLICATE_S
+from atoll.boundary.local_parameters import LocalParameters
+from atoll.fragments.exchange import PER_BOUNDARY
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.layout.layout import FRAME_PARAMETERS
@@ -315,6 +317,27 @@ def test_a_round_without_work_to_send_is_declined_with_the_reason(core):
         loop.until(lambda: any("in flight" in reason for reason in core.reasons()))
         core.open(1)
         until(lambda: any("no inner step" in reason for reason in core.reasons()))
+
+
+def test_rounds_are_not_declined_while_a_boundary_with_much_work_is_busy(monkeypatch):
+    """A boundary takes at most eight pseudo-gradients. With large fragments, this may take seconds."""
+    many, busy = 2 * PER_BOUNDARY, threading.Event()
+    take = LocalParameters.take
+
+    def slow(*arguments: object) -> object:
+        busy.wait(0.2)
+        return take(*arguments)
+
+    monkeypatch.setattr(LocalParameters, "take", slow)
+    model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(many)))
+    with fake_core(many) as core:
+        loop = Loop(core.address, model=model)
+        with loop.learner:
+            loop.turn()
+            for fragment in range(many):
+                core.open(fragment)
+            loop.until(lambda: len(core.receipts) + len(core.reasons()) == many)
+        assert not core.reasons()
 
 
 def test_run_tokens_never_fall(core):

@@ -258,6 +258,7 @@ class StepBoundary:
                 self._abandon(number, self.local.finish(number, self._counters.tokens, self._counters.steps))
                 version = self.local.tracks[number].version
                 self._exchange.adopted.append(pb.Adopted(fragment=number, version=version))
+                self._exchange.worked()
             if self._ranks.size == 1:
                 self._exchange.todo.prepared.clear()  # not earlier, because a signal handler may raise
         self.seen(fragments)
