@@ -139,6 +139,30 @@ def test_ctrl_c_ends_a_child_that_is_being_started(tmp_path):
     assert done.stdout == "ended\n", done.stderr
 
 
+TWICE = """
+import os, pathlib, signal, sys
+from atoll.demo import processes
+started = []
+class Interrupted(processes.Child):
+    __slots__ = ()
+    def kill(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        super().kill()
+processes.Child = Interrupted
+try:
+    with processes.children(pathlib.Path(sys.argv[1])) as group:
+        started += [group.start(name, ["sleep", "60"]) for name in ("one", "two")]
+        os.kill(os.getpid(), signal.SIGTERM)
+except KeyboardInterrupt:
+    print(*(each.process.poll() if each.process.poll() is not None else each.process.kill() for each in started))
+"""
+
+
+def test_a_second_signal_does_not_keep_children_alive(tmp_path):
+    done = subprocess.run([sys.executable, "-c", TWICE, str(tmp_path)], capture_output=True, text=True, timeout=50)
+    assert done.stdout == "-9 -9\n", done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_every_child(number):
     """SIGINT is ignored at the start, as in a shell script's background processes."""

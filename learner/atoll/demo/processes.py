@@ -55,6 +55,7 @@ class Children:
         self._all: dict[str, Child] = {}
         self._starting = False
         self._interrupted = False  # a signal arrived while a child was being started
+        self._ending = False
 
     def start(self, name: str, command: list[str], *, piped: bool = False) -> Child:
         """Starts a command. A name can be reused after its process has ended. piped: whether stdout is a pipe, which is
@@ -85,12 +86,14 @@ class Children:
     def interrupt(self) -> None:
         """Raises KeyboardInterrupt.
 
-        While a child is being started, the exception is delayed. Otherwise, the child would outlive this process.
+        While a child is being started, the exception is delayed. Otherwise, the child would outlive this process. For
+        the same reason, only the first signal raises the exception.
         """
         if self._starting:
             self._interrupted = True
-            return
-        raise KeyboardInterrupt
+        elif not self._ending:
+            self._ending = True
+            raise KeyboardInterrupt
 
     def start_core(self, directory: Path, listen: str, options: list[str]) -> tuple[Child, str]:
         """Starts a core and waits until it serves. Returns the process and its address."""
@@ -138,6 +141,7 @@ class Children:
 
     def end(self) -> None:
         """Kills every child that still runs."""
+        self._ending = True
         for child in self._all.values():
             if child.process.poll() is None:
                 child.kill()
