@@ -57,7 +57,6 @@ class RoundAnswers:
             else:
                 self.take(due[0], boundary)
             due.popleft()
-            self._exchange.worked()
 
     def decline(self, due: DueRound, reason: str) -> None:
         """Records why this learner sends no contribution to a round. The agent tells the core the reason."""

@@ -192,24 +192,25 @@ class StepBoundary:
             self._count(agreed)
         self._counters.paused = False
         self._stop_if_failed(agreed)
-        if self._ranks.size > 1:
-            self._finish_adoptions()  # adoptions of the last agreement, whose values have arrived in the meantime
-        if agreed.decision.request == RESTORE:
-            self._restore()
-        self._compare_replicas(agreed)
-        todo = self._todo(agreed.decision)
-        self._release(todo)
-        for newer in todo.prepared:
-            if newer.fate.drop:
-                self._withdraw(newer.fragment)
-            self.local.begin(newer)
-        if self._ranks.size > 1:
-            todo.prepared.clear()
-        else:
-            self._finish_adoptions()
-        self._rounds.answer(self._number)
-        self._rounds.hand_over(agreed.decision.judged)
-        self._save(agreed)
+        with self._exchange.working():
+            if self._ranks.size > 1:
+                self._finish_adoptions()  # adoptions of the last agreement, whose values have arrived in the meantime
+            if agreed.decision.request == RESTORE:
+                self._restore()
+            self._compare_replicas(agreed)
+            todo = self._todo(agreed.decision)
+            self._release(todo)
+            for newer in todo.prepared:
+                if newer.fate.drop:
+                    self._withdraw(newer.fragment)
+                self.local.begin(newer)
+            if self._ranks.size > 1:
+                todo.prepared.clear()
+            else:
+                self._finish_adoptions()
+            self._rounds.answer(self._number)
+            self._rounds.hand_over(agreed.decision.judged)
+            self._save(agreed)
 
     def _save(self, agreed: Agreed) -> None:
         if self._saving is not None and agreed.save:
@@ -258,7 +259,6 @@ class StepBoundary:
                 self._abandon(number, self.local.finish(number, self._counters.tokens, self._counters.steps))
                 version = self.local.tracks[number].version
                 self._exchange.adopted.append(pb.Adopted(fragment=number, version=version))
-                self._exchange.worked()
             if self._ranks.size == 1:
                 self._exchange.todo.prepared.clear()  # not earlier, because a signal handler may raise
         self.seen(fragments)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -75,7 +76,8 @@ class ThreadExchange:
         self._confirmed: OrderedDict[int, tuple[int, int]] = OrderedDict()  # by fragment: version and checksum
         self._due: OrderedDict[int, DueRound] = OrderedDict()
         self._released: list[int] = []
-        self._worked_at = 0.0  # when a boundary last began or finished an item of work, in monotonic seconds
+        self._busy = False  # a boundary is doing its work
+        self._busy_at = 0.0  # when a boundary last ended, or began with work, in monotonic seconds
         self._unsettled: set[Submission] = set()
         self.settled = 0  # number of contributions that were acknowledged or refused
         self.todo = BoundaryWork()
@@ -116,12 +118,14 @@ class ThreadExchange:
     def withdraw(self, longer_than_s: float) -> list[DueRound]:
         """Removes and returns rounds that have waited for more than `longer_than_s` seconds without a step boundary.
 
-        Each boundary and each of its items restarts this time, because a boundary answers at most PER_BOUNDARY rounds,
-        and the items of one boundary may take seconds if the fragments are large.
+        Each boundary restarts this time, because a boundary answers at most PER_BOUNDARY rounds. No round is removed
+        during a boundary, because its work may take seconds if the fragments are large.
         """
         with self._lock:
+            if self._busy:
+                return []
             before = self._clock.monotonic() - longer_than_s
-            late = [due for due in self._due.values() if max(due.since, self._worked_at) < before]
+            late = [due for due in self._due.values() if max(due.since, self._busy_at) < before]
             for due in late:
                 del self._due[due.fragment]
             return late
@@ -222,7 +226,7 @@ class ThreadExchange:
         A slow learner may find several rounds at a boundary. If it answered only one, it would be late for the others.
         """
         with self._lock:
-            self._worked_at = self._clock.monotonic()
+            self._busy_at = self._clock.monotonic()
             if not self.todo:
                 first = list(self._confirmed.items())[:PER_BOUNDARY]
                 later = list(self._confirmed)[0 if adopted_first else PER_BOUNDARY :]
@@ -231,10 +235,14 @@ class ThreadExchange:
                 self._begin(self._released[:PER_BOUNDARY], adopted, due)
             return self.todo
 
-    def worked(self) -> None:
-        """Records that the boundary has handled an item of its work."""
-        with self._lock:
-            self._worked_at = self._clock.monotonic()
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Context manager for the work of a boundary."""
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy_at, self._busy = self._clock.monotonic(), False
 
     def follow(self, released: Sequence[int], adopted: Sequence[Adopting], due: Sequence[tuple[int, int]]) -> None:
         """Sets the work of this boundary to rank 0's decision. The other ranks call this."""
