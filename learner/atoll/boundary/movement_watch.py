@@ -7,8 +7,7 @@ ranks, rank 0's decision is also carried out at a later boundary, which may cont
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import torch
 
@@ -30,6 +29,26 @@ JUDGED_TOGETHER = 32  # number of movements that are judged together while no ps
 NONE = -1
 
 
+class _Change:
+    """Context manager for a change to a watch. Starts over if an exception interrupted the last change.
+
+    It is a class, because each idle step uses it.
+    """
+
+    __slots__ = ("_begin", "_interrupted")
+
+    def __init__(self, begin: Callable[[], None]) -> None:
+        self._begin, self._interrupted = begin, False
+
+    def __enter__(self) -> None:
+        if self._interrupted:
+            self._begin()
+        self._interrupted = True
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._interrupted = kind is not None
+
+
 class MovementWatch:
     """Watches all optimizers of the process until `end`. Create it before the learner joins, because joining changes
     the parameters."""
@@ -37,7 +56,7 @@ class MovementWatch:
     def __init__(self, samples: ParameterSamples) -> None:
         self._samples = samples
         self._optimizers = OptimizersOf(samples.parameters)
-        self._busy = False
+        self._whole = _Change(self._begin)
         self.boundary = 0  # number of the newest step boundary
         self._begin()
         listeners.add(self)
@@ -51,15 +70,6 @@ class MovementWatch:
         self._start = 0  # the row at the end of the last boundary
         self._before = self._after = NONE  # the rows around the optimizer's steps since then
 
-    @contextlib.contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Context manager for a change to this object. Starts over if an exception interrupted the last change."""
-        if self._busy:
-            self._begin()
-        self._busy = True
-        yield
-        self._busy = False
-
     def end(self) -> None:
         """Stops watching and drops all references to the parameters' memory."""
         listeners.remove(self)
@@ -72,7 +82,7 @@ class MovementWatch:
     def adopted(self, fragments: tuple[int, ...], *, reset: bool = False) -> None:
         """Records that a step boundary or joining changed these fragments. reset: whether a bad verdict was the
         reason."""
-        with self._whole():
+        with self._whole:
             before, self._start = self._start, self._read()
             self._happened.append(Adoption(before, self._start, fragments, reset))
 
@@ -82,7 +92,7 @@ class MovementWatch:
         boundary: the boundary's number, from 1.
         """
         self.boundary = boundary
-        with self._whole():
+        with self._whole:
             if self._samples.settle():
                 self._begin()
             else:
@@ -93,13 +103,13 @@ class MovementWatch:
         if self._samples.settle():
             self.judged = self.boundary
             return Movement.FINE
-        with self._whole():
+        with self._whole:
             self._cycle(leaving=True)
         return self.judge()
 
     def judge(self) -> Movement:
         """Returns the verdict on all movements. Waits for the device."""
-        with self._whole():
+        with self._whole:
             verdict = self._settled()
             self._collect()
             return max(verdict, self._settled())
@@ -110,7 +120,7 @@ class MovementWatch:
         now: whether to begin to judge all other movements too. Otherwise, that begins once there are JUDGED_TOGETHER of
         them.
         """
-        with self._whole():
+        with self._whole:
             verdict = self._arrived()
             if self._waiting is None and (now or len(self._happened) >= JUDGED_TOGETHER):
                 self._collect()

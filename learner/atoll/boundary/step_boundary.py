@@ -158,14 +158,15 @@ class StepBoundary:
     def _decision(
         self, request: int, due: tuple[tuple[int, int], ...] = (), todo: BoundaryWork | None = None
     ) -> Decision:
-        known, counters = self._counters.run_tokens_after(self.run_tokens), self._counters
+        counters = self._counters
+        known, total = counters.run_tokens_after(self.run_tokens), counters.total_tokens
+        if todo is None:
+            return Decision(request, known, total, due=due, step_s=counters.step_time_s, judged=self._judged)
         adopted = tuple(
             Adopting(new.fragment, new.version, new.checksum, new.fate.q is not None, new.fate.drop, new.fate.restores)
-            for new in (todo.prepared if todo is not None else ())
+            for new in todo.prepared
         )
-        released = tuple(todo.released) if todo is not None else ()
-        step_s, total = counters.step_time_s, counters.total_tokens
-        return Decision(request, known, total, released, adopted, due, step_s, self._judged)
+        return Decision(request, known, total, tuple(todo.released), adopted, due, counters.step_time_s, self._judged)
 
     def _judge(self) -> int:
         """Returns RESTORE if code other than the optimizer moved the parameters, STOP if this recurs, else GO_ON."""
@@ -192,7 +193,7 @@ class StepBoundary:
             self._count(agreed)
         self._counters.paused = False
         self._stop_if_failed(agreed)
-        with self._exchange.working():
+        with self._exchange.working:
             if self._ranks.size > 1:
                 self._finish_adoptions()  # adoptions of the last agreement, whose values have arrived in the meantime
             if agreed.decision.request == RESTORE:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -62,6 +61,25 @@ class BoundaryWork:
         return bool(self.released or self.prepared or self.due)
 
 
+class BoundaryAtWork:
+    """Context manager for the work of a step boundary. It is a class, because each idle step uses it.
+
+    now: whether a boundary is at work. since: monotonic seconds when a boundary last ended, or found work.
+    """
+
+    __slots__ = ("_clock", "now", "since")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self.now, self.since = clock, False, 0.0
+
+    def __enter__(self) -> None:
+        self.now = True
+
+    def __exit__(self, *_: object) -> None:
+        self.since = self._clock.monotonic()
+        self.now = False
+
+
 class ThreadExchange:
     """Data that the agent and the step boundary pass to each other.
 
@@ -76,8 +94,7 @@ class ThreadExchange:
         self._confirmed: OrderedDict[int, tuple[int, int]] = OrderedDict()  # by fragment: version and checksum
         self._due: OrderedDict[int, DueRound] = OrderedDict()
         self._released: list[int] = []
-        self._busy = False  # a boundary is doing its work
-        self._busy_at = 0.0  # when a boundary last ended, or began with work, in monotonic seconds
+        self.working = BoundaryAtWork(clock)  # context manager for the work of a boundary
         self._unsettled: set[Submission] = set()
         self.settled = 0  # number of contributions that were acknowledged or refused
         self.todo = BoundaryWork()
@@ -122,10 +139,10 @@ class ThreadExchange:
         during a boundary, because its work may take seconds if the fragments are large.
         """
         with self._lock:
-            if self._busy:
+            if self.working.now:
                 return []
             before = self._clock.monotonic() - longer_than_s
-            late = [due for due in self._due.values() if max(due.since, self._busy_at) < before]
+            late = [due for due in self._due.values() if max(due.since, self.working.since) < before]
             for due in late:
                 del self._due[due.fragment]
             return late
@@ -226,7 +243,7 @@ class ThreadExchange:
         A slow learner may find several rounds at a boundary. If it answered only one, it would be late for the others.
         """
         with self._lock:
-            self._busy_at = self._clock.monotonic()
+            self.working.since = self._clock.monotonic()
             if not self.todo:
                 first = list(self._confirmed.items())[:PER_BOUNDARY]
                 later = list(self._confirmed)[0 if adopted_first else PER_BOUNDARY :]
@@ -234,15 +251,6 @@ class ThreadExchange:
                 adopted = [Adopting(fragment, *each) for fragment, each in first]
                 self._begin(self._released[:PER_BOUNDARY], adopted, due)
             return self.todo
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Context manager for the work of a boundary."""
-        self._busy = True
-        try:
-            yield
-        finally:
-            self._busy_at, self._busy = self._clock.monotonic(), False
 
     def follow(self, released: Sequence[int], adopted: Sequence[Adopting], due: Sequence[tuple[int, int]]) -> None:
         """Sets the work of this boundary to rank 0's decision. The other ranks call this."""

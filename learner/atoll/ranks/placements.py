@@ -6,7 +6,7 @@ or replicates the parameter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -25,8 +25,10 @@ def local_tensor(parameter: torch.Tensor) -> torch.Tensor:
         return parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()
 
 
-def addresses(parameters: Iterable[torch.Tensor]) -> list[int]:
+def addresses(parameters: Collection[torch.Tensor]) -> list[int]:
     """Returns the address of this rank's part of each parameter. It is fast enough for a call in every step."""
+    if not any(isinstance(each, DTensor) for each in parameters):
+        return [each.data_ptr() for each in parameters]
     with torch.no_grad():
         return [(each.to_local() if isinstance(each, DTensor) else each).data_ptr() for each in parameters]
 

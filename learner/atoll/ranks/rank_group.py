@@ -304,6 +304,8 @@ def _backend_for(device: torch.device | None) -> str:
 
 def _agreed(tokens: int, steps: int, decision: Decision, flags: Sequence[int]) -> Agreed:
     """Returns an agreement's result. flags: the flags of each rank."""
+    if not any(flags):
+        return Agreed(tokens, steps, decision, replicas=(0,) * len(flags))
     failed = tuple(rank for rank, mine in enumerate(flags) if mine & FAILED)
     save = any(mine & SAVE for mine in flags) and not any(mine & SAVING for mine in flags)
     return Agreed(tokens, steps, decision, failed, save, tuple(mine >> FLAG_BITS for mine in flags))
