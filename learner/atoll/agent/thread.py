@@ -31,7 +31,7 @@ from atoll.fragments.segments import Coder
 from atoll.ranks.messages import RankMessages
 from atoll.stats import Counters
 from atoll.transfers.call_errors import GOODBYE_S
-from atoll.transfers.event_loop import ignore_known_grpc_errors, started_workers
+from atoll.transfers.event_loop import Doorbell, ignore_known_grpc_errors, started_workers
 
 log = structlog.get_logger()
 
@@ -65,6 +65,7 @@ class Agent:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
         self._session: RunSession | None = None
+        self._bell: Doorbell | None = None
         self._goodbye: asyncio.Task[None] | None = None
         self._leaving = False
         self._ready: Future[Layout] = Future()
@@ -112,7 +113,9 @@ class Agent:
         """Passes a pseudo-gradient to the agent, which sends it. Idempotent."""
         assert self._session is not None, "call wait_ready first"
         self._exchange.submitted(taken)
-        self._call(lambda session: session.submit(taken))
+        session, bell = self._session, self._bell
+        if bell is not None:
+            bell.call(lambda: session.submit(taken))
 
     def lease_units(
         self, request: Callable[[], pb.LeaseUnitsRequest], after_s: float
@@ -131,11 +134,6 @@ class Agent:
             self._thread.join(GOODBYE_S)
         if self._messages is not None:
             self._messages.end()
-
-    def _call(self, function: Callable[[RunSession], None]) -> None:
-        loop, session = self._loop, self._session
-        if loop is not None and session is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(function, session)
 
     # ------------------------------------------------------------------------------ the loop's side
 
@@ -162,10 +160,13 @@ class Agent:
         self._session = (RunSession if leads else MemberSession)(
             *parts, self._clock, messages=self._messages, coder=self._coder
         )
+        self._bell = Doorbell(self._loop)
         try:
             await self._session.live()
         except Exception as error:  # recorded before the loop closes, because closing makes other tasks fail
             self._fail(error)
+        finally:
+            self._bell.close()
 
     def _stop(self, error: Exception) -> None:
         """Ends the learner with an error that a part of the agent raised."""
