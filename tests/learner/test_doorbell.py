@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 
 import pytest
 from atoll.transfers.event_loop import Doorbell
@@ -39,18 +40,24 @@ def ringing():
 
 
 def test_the_caller_keeps_the_gil(ringing):
-    called, usual_s = threading.Event(), sys.getswitchinterval()
-    sys.setswitchinterval(20.0)  # the loop's thread gets the GIL only if this thread releases it
+    """A busy thread acquires the GIL whenever the caller releases it, and then keeps it for a switch interval."""
+    called, done = threading.Event(), threading.Event()
+    busy = threading.Thread(target=lambda: all(iter(lambda: not done.is_set(), False)))
+    usual_s, interval_s, times = sys.getswitchinterval(), 0.2, []
+    sys.setswitchinterval(interval_s)
+    busy.start()
     try:
-        for _ in range(20):
-            called.clear()
+        for _ in range(5):
+            time.sleep(0)  # begins a new interval
+            began = time.perf_counter()
             ringing.bell.call(called.set)
-            for _ in range(100_000):  # milliseconds, in which the loop's thread wakes up
-                pass
-            assert not called.is_set()
-            assert called.wait(10.0)
+            times.append(time.perf_counter() - began)
     finally:
         sys.setswitchinterval(usual_s)
+        done.set()
+        busy.join()
+    assert called.wait(10.0)
+    assert max(times) < interval_s
 
 
 def test_more_calls_than_the_pipe_can_hold_all_arrive_in_order(ringing):
