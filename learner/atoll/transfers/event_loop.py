@@ -39,9 +39,9 @@ class Doorbell:
 
     def call(self, function: Callable[[], object]) -> None:
         """Calls the function on the loop soon. Does nothing after `close`."""
-        self._calls.append(function)
         with self._lock:
             if self._open:
+                self._calls.append(function)
                 self._write(self._in, b"\0", 1)  # if the pipe is full, it already wakes the loop
 
     def _answer(self) -> None:
