@@ -7,7 +7,6 @@ It also measures the front's peak memory, and its memory with 100 learners that 
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import statistics
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from atoll.demo.processes import children
 
+from benchmarks.conditions import conditions, write_record
 from benchmarks.data_plane.idle_learners import resident_bytes
 from benchmarks.data_plane.sync import measure, wait
 
@@ -85,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="124m")
     parser.add_argument("--json", type=Path, dest="json_path")
-    arguments = parser.parse_args()
+    arguments, under = parser.parse_args(), conditions()
     found = cost(arguments.size)
     without, through = map(statistics.median, found.cpu_s)
     print(f"CPU seconds per sync: {without:.2f} without a front, {through:.2f} with one", end=" ")
@@ -94,7 +94,7 @@ def main() -> None:
     print(f"memory of a front: at most {found.sync_bytes / 1e6:.0f} MB during syncs", end=", ")
     print(f"{found.crowd_bytes / 1e6:.0f} MB with {CROWD} learners (limit 200 MB)")
     if arguments.json_path is not None:
-        arguments.json_path.write_text(json.dumps(asdict(found), indent=2) + "\n")
+        write_record(arguments.json_path, asdict(found), under)
     if through > (1 + MAX_MORE) * without or max(found.sync_bytes, found.crowd_bytes) > MAX_BYTES:
         raise SystemExit("a front exceeds its CPU or memory limit: see the figures above")
 

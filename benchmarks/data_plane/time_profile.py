@@ -10,7 +10,6 @@ trace the user's processes (ptrace).
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,8 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks.conditions import conditions, write_record
 
 RATE, SYNCS = 100, 12  # samples per second; number of syncs
 PARTS = {"benchmarks.data_plane.sync_core": "core", "benchmarks.data_plane.sync_learner": "learners"}
@@ -123,7 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--learners", type=int, default=2)
     parser.add_argument("--json", type=Path, dest="json_path", help="write the shares to this file")
-    arguments = parser.parse_args()
+    arguments, under = parser.parse_args(), conditions()
     stacks, used = record(arguments.learners)
     found = places(stacks)
     whole = found.total()
@@ -135,7 +136,7 @@ def main() -> None:
     for name, seconds in used.most_common(12):
         print(f"{seconds:8.1f} s in threads named {name}")
     if arguments.json_path is not None:
-        arguments.json_path.write_text(json.dumps({"samples": whole, "rows": rows}, indent=1) + "\n")
+        write_record(arguments.json_path, {"samples": whole, "rows": rows}, under)
 
 
 if __name__ == "__main__":

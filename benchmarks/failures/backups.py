@@ -30,6 +30,7 @@ from atoll_server.ledger import shard_ledger
 from atoll_server.ledger.database import read_ledger
 from atoll_wire import outer_pb2_grpc as rpc
 
+from benchmarks.conditions import conditions, write_record
 from benchmarks.failures.core_kills import ask, until
 
 SAID = re.compile(r"([\d.]+) MB copied, ([\d.]+) MB shared with the previous backup, ([\d.]+) s")
@@ -46,13 +47,12 @@ def main() -> int:
     parser.add_argument("--backups", type=int, default=5)
     parser.add_argument("--apart-s", type=float, default=15.0, help="seconds between the ends and starts of backups")
     parser.add_argument("--json", type=Path, dest="json_path")
-    arguments = parser.parse_args()
+    arguments, under = parser.parse_args(), conditions()
     with tempfile.TemporaryDirectory() as place, children(Path(place)) as group:
         found = run(group, Path(place), arguments)
-    text = json.dumps(found, indent=2)
-    print(text)
+    print(json.dumps(found, indent=2))
     if arguments.json_path is not None:
-        arguments.json_path.write_text(text + "\n")
+        write_record(arguments.json_path, found, under)
     return 0 if found["identical"] else 1
 
 

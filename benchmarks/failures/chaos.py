@@ -20,6 +20,8 @@ from atoll.chaos.local_deployment import NAMES
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.conditions import conditions, write_record
+
 MIN_GOODPUT = 0.95  # the promised goodput
 BAR = 22  # number of characters in a full bar
 
@@ -35,7 +37,7 @@ def main() -> int:
         "--tokens", type=int, default=12_000_000, help="length of the learning rate schedule in tokens, for both sides"
     )
     parser.add_argument("--json", type=Path, dest="json_path")
-    options = parser.parse_args()
+    options, under = parser.parse_args(), conditions()
     with tempfile.TemporaryDirectory() as place:
         mine, theirs = Path(place) / "atoll.json", Path(place) / "ddp.json"
         common = ["--seconds", str(options.seconds), "--seed", str(options.seed)]
@@ -48,7 +50,7 @@ def main() -> int:
         ddp = json.loads(theirs.read_text())
     Console().print(table(atoll, ddp))
     if options.json_path is not None:
-        options.json_path.write_text(json.dumps({"atoll": atoll, "ddp": ddp}, indent=2) + "\n")
+        write_record(options.json_path, {"atoll": atoll, "ddp": ddp}, under)
     return 0 if atoll["goodput"] >= MIN_GOODPUT else 1
 
 

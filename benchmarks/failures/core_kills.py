@@ -8,7 +8,6 @@ python -m benchmarks.failures.core_kills --seeds 3 --kills 20 --standby --json P
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import signal
 import statistics
@@ -28,6 +27,7 @@ from atoll_wire import outer_pb2_grpc as rpc
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.conditions import conditions, write_record
 from benchmarks.process_state import settled
 
 NAMES = ("a", "b", "c", "d")
@@ -50,7 +50,7 @@ def main() -> int:
         "--standby", action="store_true", help="run a second core with --standby in both runs of a pair"
     )
     parser.add_argument("--json", type=Path, dest="json_path")
-    arguments = parser.parse_args()
+    arguments, under = parser.parse_args(), conditions()
     console, rows = Console(), []
     for seed in range(arguments.seeds):
         at = moments(seed, arguments.kills, arguments.seconds)
@@ -63,7 +63,7 @@ def main() -> int:
         rows.append(pair)
         console.print(table(rows))
         if arguments.json_path is not None:
-            arguments.json_path.write_text(json.dumps(rows, indent=2) + "\n")
+            write_record(arguments.json_path, {"pairs": rows}, under)
     return 0 if holds(rows) else 1
 
 

@@ -35,6 +35,8 @@ from atoll.reference.model import ModelSize, Transformer, build
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.conditions import conditions, write_record
+
 SIZE, BATCH = ModelSize(width=64, layers=2, heads=2, context=64), 16
 LEARNING_RATE, BETAS = 3e-3, (0.9, 0.999)
 # Plain averaging: with outer momentum, the loss of outstanding work hides the effect of the lost optimizer state.
@@ -59,14 +61,13 @@ def main() -> int:
     if arguments.life is not None:
         live(*arguments.life)
         return 0
-    copies_ms = staging_ms()
+    under, copies_ms = conditions(), staging_ms()
     first, median = copies_ms[0], statistics.median(copies_ms[1:])
     print(f"copy of {STAGED / 1e6:.0f}M parameters with AdamW: first {first:.0f} ms, then {median:.0f} ms (median)")
     runs = [run(seed, schedule=arguments.schedule) for seed in range(arguments.seeds)]
     found = {arm: [each[arm] for each in runs] for arm in ARMS}
     if arguments.json_path is not None:
-        record = {"copies_ms": copies_ms, "losses": found}
-        arguments.json_path.write_text(json.dumps(record, indent=2) + "\n")
+        write_record(arguments.json_path, {"copies_ms": copies_ms, "losses": found}, under)
     print(f"{'steps after the kill':<22}" + "".join(f"{after:>9}" for after in AFTER))
     for arm in ARMS:
         print(f"{arm:<22}" + "".join(f"{mean(found[arm], after):>9.4f}" for after in AFTER))

@@ -9,7 +9,6 @@ python -m benchmarks.gpu.training --size 1b --device cuda --json PATH
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from atoll.demo.processes import children
 from atoll.reference.model import ModelSize, Transformer
 from atoll_wire.process.logs import configure
 
+from benchmarks.conditions import conditions, write_record
 from benchmarks.data_plane.sync_learner import ALL_SIZES
 from benchmarks.gpu.coding import peak_bytes
 
@@ -164,7 +164,7 @@ def main() -> int:
     parser.add_argument("--inner-steps", type=int, default=48)
     parser.add_argument("--periods", type=int, default=3, help="measured periods of H inner steps, in each phase")
     parser.add_argument("--json", type=Path, dest="json_path")
-    given = parser.parse_args()
+    given, under = parser.parse_args(), conditions()
     configure("warning", json=False)
     torch.set_float32_matmul_precision("high")
     found = measure(given.size, torch.device(given.device), given.batch, given.inner_steps, given.periods)
@@ -183,7 +183,7 @@ def main() -> int:
     for name, one, other, unit in rows:
         print(f"{name:50} {one:12.6f} {other:12.6f} {unit}")
     if given.json_path is not None:
-        given.json_path.write_text(json.dumps(asdict(found), indent=2) + "\n")
+        write_record(given.json_path, asdict(found), under)
     return 0
 
 

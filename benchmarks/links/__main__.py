@@ -29,6 +29,7 @@ from atoll.demo.processes import Children
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.conditions import conditions, write_record
 from benchmarks.data_plane import sync
 from benchmarks.data_plane.loopback import Loopback, Placed
 from benchmarks.data_plane.rows import Row
@@ -159,7 +160,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="*", choices=sorted(SYNCS), default=sorted(SYNCS), help="Gbit/s")
     parser.add_argument("--learners", type=int, nargs="*", choices=LEARNERS, default=LEARNERS)
     parser.add_argument("--size", default="124m", help="the model; a smaller one shows only whether this works")
-    arguments = parser.parse_args()
+    arguments, under = parser.parse_args(), conditions()
     if os.geteuid() != 0:
         raise SystemExit("network namespaces need root: run this command as root")
     console, python = Console(), torchft_sync.install()
@@ -171,7 +172,7 @@ def main() -> None:
         row = kept[key].row()
         console.print(f"{row.name}: {row.value:.2f} x torchft;", row.beside)
         if arguments.json_path is not None:
-            arguments.json_path.write_text(json.dumps(data(cells), indent=2) + "\n")
+            write_record(arguments.json_path, data(cells), under)
     table = Table("links", "ratio to torchft", "seconds", "target")
     for cell in cells:
         row = cell.row()

@@ -28,6 +28,7 @@ from atoll.reference.train import loss_of_file
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 
+from benchmarks.conditions import conditions, write_record
 from benchmarks.links.sites import Sites, sites
 from benchmarks.process_state import Metrics, settled
 
@@ -232,14 +233,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1500, help="inner steps per run, summed over learners")
     parser.add_argument("--cut-steps", type=int, default=2000, help="inner steps of the run with a cut; 0: no such run")
     parser.add_argument("--json", type=Path, dest="json_path")
-    arguments = parser.parse_args()
+    arguments, under = parser.parse_args(), conditions()
     found: dict[str, list[Outcome]] = {"regions": [], "loopback": [], "again": [], "cut": []}
 
     def keep(kind: str, outcome: Outcome) -> None:
         found[kind].append(outcome)
         _tell(kind, outcome)
         if arguments.json_path is not None:
-            arguments.json_path.write_text(json.dumps({k: list(map(asdict, v)) for k, v in found.items()}, indent=2))
+            write_record(arguments.json_path, {k: list(map(asdict, v)) for k, v in found.items()}, under)
 
     for seed in range(arguments.seeds):
         keep("regions", over_regions(seed, arguments.steps, cut=False))

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from atoll.demo.processes import Child, Children, children
 
+from benchmarks.conditions import conditions, write_record
 from benchmarks.data_plane.sync import OPTIONS, wait
 
 MBIT = 200.0
@@ -188,14 +189,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, dest="json_path")
     parser.add_argument("--only", choices=("bbr", "cubic"))
-    arguments = parser.parse_args()
+    arguments, under = parser.parse_args(), conditions()
     found = [measure(each) for each in ([arguments.only] if arguments.only else ["cubic", "bbr"])]
     for rates in found:
         raw = ", ".join(f"{count}: {rate:.0f}" for count, rate in rates.raw.items())
         print(f"{rates.congestion}: uploads {statistics.median(rates.uploads):.0f} Mbit/s of {MBIT:.0f}", end="; ")
         print(f"{rates.quick:.0f} over a fast link; raw TCP by number of connections: {raw}")
     if arguments.json_path is not None:
-        arguments.json_path.write_text(json.dumps(list(map(asdict, found)), indent=2) + "\n")
+        write_record(arguments.json_path, {"rates": list(map(asdict, found))}, under)
 
 
 if __name__ == "__main__":

@@ -2,5 +2,5 @@
 
 The ratio of link rate to step length is the paper's.
 
-May import: data_parallel, links.
+May import: conditions, data_parallel, links.
 """

@@ -33,6 +33,7 @@ from atoll_forecast.planning.planner import plan
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 
+from benchmarks.conditions import conditions, write_record
 from benchmarks.links.sites import Sites, sites
 from benchmarks.narrow_links.pace import PAPER_STEP_S, SEED, SIZE, tokens_of_step
 
@@ -272,7 +273,7 @@ def main() -> None:
     parser.add_argument("--alone", type=float, nargs="*", default=[], help="rates in Gbit/s at which only Atoll trains")
     parser.add_argument("--json", type=Path, dest="json_path", required=True)
     parser.add_argument("--plot", type=Path)
-    options = parser.parse_args()
+    options, under = parser.parse_args(), conditions()
     if options.plot is not None:
         from benchmarks.narrow_links import plots  # noqa: PLC0415 - --help needs no matplotlib; import errors show before an hour of work
     parameters = sum(p.numel() for p in build(SIZE, SEED).parameters())
@@ -287,7 +288,7 @@ def main() -> None:
             flush=True,
         )
         made = {"runs": [asdict(each) for each in runs], "trials": [asdict(each) for each in trials]}
-        options.json_path.write_text(json.dumps(made, indent=1) + "\n")
+        write_record(options.json_path, made, under)
 
     @cache
     def best(gbit: float) -> tuple[str, float]:
