@@ -138,12 +138,14 @@ def wanted(rates: Iterable[float], learners: Iterable[int]) -> Iterator[tuple[in
                 yield count, rate, trip
 
 
-def read(path: Path | None) -> dict[tuple[int, float, float], Cell]:
-    """Returns the measured cells in an earlier file, or none."""
+def read(path: Path | None, commit: str) -> dict[tuple[int, float, float], Cell]:
+    """Returns the measured cells in an earlier file of the same commit, or none."""
     if path is None or not path.exists():
         return {}
-    cells = [Cell(**each) for each in json.loads(path.read_text())["cells"]]
-    return {cell.key: cell for cell in cells if cell.measured}
+    record = json.loads(path.read_text())
+    if record.get("conditions", {}).get("commit") != commit:
+        return {}
+    return {cell.key: cell for cell in (Cell(**each) for each in record["cells"]) if cell.measured}
 
 
 def data(cells: list[Cell]) -> dict[str, Any]:
@@ -164,7 +166,7 @@ def main() -> None:
     if os.geteuid() != 0:
         raise SystemExit("network namespaces need root: run this command as root")
     console, python = Console(), torchft_sync.install()
-    kept = read(arguments.json_path)
+    kept = read(arguments.json_path, under["commit"])
     cells = list[Cell]()
     for key in wanted(arguments.rates, arguments.learners):
         kept[key] = measured(python, arguments.size, *key)

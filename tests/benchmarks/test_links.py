@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+from benchmarks.conditions import write_record
 from benchmarks.links.__main__ import Cell, crossing_gbit, data, modelled, read, wanted
 
 QUICK = [Cell(2, 1.0, 0.0, 2.0, 8.0), Cell(2, 3.0, 0.0, 2.0, 4.0), Cell(2, 10.0, 0.0, 2.0, 1.0)]
@@ -40,11 +39,12 @@ def test_only_fast_links_with_short_round_trips_have_no_target():
     assert [row["name"] for row in rows if not row["holds"]] == ["2 learners, 10 Gbit/s, round trip 20 ms"]
 
 
-def test_a_file_keeps_its_measured_cells(tmp_path):
+def test_a_file_keeps_the_cells_that_its_commit_measured(tmp_path):
     path = tmp_path / "links.json"
-    assert read(path) == {}
-    path.write_text(json.dumps(data([*QUICK, *modelled([*QUICK, *SLOW])])))
-    assert read(path) == {cell.key: cell for cell in QUICK}
+    assert read(path, "one") == {}
+    write_record(path, data([*QUICK, *modelled([*QUICK, *SLOW])]), {"commit": "one"})
+    assert read(path, "one") == {cell.key: cell for cell in QUICK}
+    assert read(path, "other") == {}, "the record names only one commit"
 
 
 def test_slow_links_are_measured_with_every_round_trip_and_fast_ones_without_delay():
