@@ -129,6 +129,39 @@ def test_a_momentum_is_not_taken_for_a_copy():
         assert all(map(torch.equal, before, (optimizer.state[p]["momentum_buffer"] for p in model.parameters())))
 
 
+class Recorded(torch.optim.Optimizer):
+    """Has given state tensors."""
+
+    def __init__(self, states: list[tuple[nn.Parameter, dict[str, torch.Tensor]]]) -> None:
+        super().__init__([parameter for parameter, _ in states], {})
+        self.state.update(states)
+
+
+def test_a_momentum_of_one_value_is_not_a_copy_although_it_is_near_its_parameter():
+    """A scale or a bias may have one value, and the moment of its gradient may be anything."""
+    weight, scale = nn.Parameter(torch.ones(16)), nn.Parameter(torch.tensor([0.2]))
+    moment = torch.tensor([0.201])
+    moments = [(weight, {"exp_avg": torch.full((16,), -0.3)}), (scale, {"exp_avg": moment})]
+    for states in (moments, moments[1:]):
+        with torch.no_grad():
+            scale.fill_(0.2)
+        copies = OptimizerCopies([Recorded(states)])
+        with copies.following([scale]), torch.no_grad():
+            scale.sub_(0.1)
+        assert moment.item() == pytest.approx(0.201)
+        assert copies.found() == []
+
+
+def test_a_copy_of_zeros_follows_because_the_other_copies_are_near():
+    weight, bias = nn.Parameter(torch.ones(16)), nn.Parameter(torch.zeros(2))
+    optimizer = Recorded([(p, {"master": p.detach().clone()}) for p in (weight, bias)])
+    copies = OptimizerCopies([optimizer])
+    with copies.following([bias]), torch.no_grad():
+        bias.fill_(3.0)
+    assert torch.equal(optimizer.state[bias]["master"], bias)
+    assert copies.found() == [(0, "master")]
+
+
 def test_copies_are_set_to_the_parameters_at_a_join():
     model = nn.Linear(4, 4)
     master = model.weight.detach().clone()

@@ -40,8 +40,8 @@ class RunFacts:
 class Facts:
     """What Atoll stores with a checkpoint as JSON.
 
-    optimizers: the class of each optimizer. copies: (parameter, state key) of each copy of a parameter in the
-    optimizers' state. run_tokens: the run's tokens when it was saved. steps: this learner's steps, including those
+    optimizers: the class of each optimizer. copies: (number of the optimizer, state key) of the parameters' copies in
+    the optimizers' state. run_tokens: the run's tokens when it was saved. steps: this learner's steps, including those
     before earlier restarts. saved_at: time of the save in seconds since 1970. files: size in bytes and CRC-32C of each
     file, by name.
     """
@@ -53,7 +53,7 @@ class Facts:
     steps: int
     saved_at: float
     optimizers: list[str]
-    copies: list[tuple[str, str]]
+    copies: list[tuple[int, str]]
     atoll: str
     torch: str
     format: int = FORMAT

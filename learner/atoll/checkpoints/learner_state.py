@@ -86,11 +86,9 @@ class LearnerState:
         """Returns the class of each optimizer."""
         return [type(optimizer).__name__ for optimizer in self._parameters.optimizers]
 
-    def copies(self) -> list[tuple[str, str]]:
-        """Returns (parameter, state key) of each copy in the optimizers' state."""
-        names = {id(value): name for name, value in zip(self._names, self._parameters.values, strict=True)}
-        found = self._parameters.copies.found(self._parameters.values)
-        return sorted((names[parameter], key) for parameter, key in found if parameter in names)
+    def copies(self) -> list[tuple[int, str]]:
+        """Returns (number of the optimizer, state key) of the copies in the optimizers' state."""
+        return self._parameters.copies.found()
 
     def _of_model(self) -> dict[str, HeldPart]:
         rows = zip(self._names, self._parameters.values, self._parameters.parts, strict=True)
@@ -208,8 +206,7 @@ class LearnerState:
             for key, held in self._named_copies().items():
                 if key in restored.copies:
                     held.values.copy_(restored.copies[key])
-        ids = {name: id(value) for name, value in zip(self._names, values, strict=True)}
-        copies.told(values, {(ids[name], key) for name, key in facts.copies if name in ids})
+        copies.told(facts.copies)
         if not all(name in restored.model for name in self._names):
             return
         local = [local_tensor(value) for value in values]

@@ -1,8 +1,8 @@
 """Applies adoptions to an optimizer's copies of the parameters, such as float32 master weights or averaged weights.
 
 An optimizer that updates its own copies and writes them to the parameters would undo each adoption at its next step.
-Atoll detects copies in the state of the learner's optimizers: tensors with a parameter's shape and nearly the same
-values. Users must name other copies with the Learner's argument `copies`.
+Atoll detects copies in the state of the learner's optimizers: all tensors with one key are copies if they have their
+parameters' shapes and nearly the same values. Users must name other copies with the Learner's argument `copies`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from atoll.ranks.placements import local_tensor
 
 Pairs = Callable[[], Iterable[tuple[torch.Tensor, torch.Tensor]]]
 
-NEAR = 0.1  # largest relative distance of a copy from its parameter; a momentum's distance is about 1
+NEAR = 0.1  # largest relative distance of copies from their parameters; a momentum's distance is about 1
+MIN_VALUES = 8  # a few values of a momentum may be near their parameters by chance
 LOOKED_AT = 4096  # number of values per tensor that are compared
 
 
@@ -33,7 +34,7 @@ class OptimizerCopies:
     named: Pairs = tuple
     _known: dict[tuple[int, str], bool] = field(
         default_factory=dict
-    )  # whether a state tensor is a copy, by parameter and state key
+    )  # whether state tensors are copies, by number of the optimizer and state key
 
     @contextlib.contextmanager
     def following(self, parameters: Sequence[torch.Tensor], *, restart: bool = False) -> Iterator[None]:
@@ -51,41 +52,58 @@ class OptimizerCopies:
                 else:
                     copy.add_(parameter.to(copy.device, copy.dtype) - old.to(copy.device, copy.dtype))
 
-    def found(self, parameters: Sequence[torch.Tensor]) -> set[tuple[int, str]]:
-        """Returns (id of the parameter, state key) of each copy in the optimizers' state."""
-        self._of(parameters)
-        return {place for place, is_copy in self._known.items() if is_copy}
+    def found(self) -> list[tuple[int, str]]:
+        """Returns (number of the optimizer, state key) of the copies in the optimizers' state."""
+        states = [(number, state) for number, each in enumerate(self.optimizers) for state in each.state.values()]
+        keys = dict.fromkeys((number, key) for number, state in states for key in state)
+        return [(number, key) for number, key in keys if self._are_copies(number, key)]
 
-    def told(self, parameters: Sequence[torch.Tensor], copies: Collection[tuple[int, str]]) -> None:
+    def told(self, copies: Collection[tuple[int, str]]) -> None:
         """Records which state tensors are copies. copies: the result of `found` when the current state was saved."""
-        states = [(p, optimizer.state.get(p, {})) for optimizer in self.optimizers for p in parameters]
-        self._known = {(id(p), key): (id(p), key) in copies for p, state in states for key in state}
+        states = [(number, state) for number, each in enumerate(self.optimizers) for state in each.state.values()]
+        self._known = {(number, key): (number, key) in copies for number, state in states for key in state}
 
     def _of(self, parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         wanted = {id(parameter) for parameter in parameters}
         pairs = [(p, copy) for p, copy in self.named() if id(p) in wanted]
         taken = {id(copy) for _, copy in pairs}
-        for optimizer in self.optimizers:
+        for number, optimizer in enumerate(self.optimizers):
             for parameter in parameters:
                 for key, value in optimizer.state.get(parameter, {}).items():
-                    if id(value) not in taken and self._is_copy(parameter, key, value):
+                    if id(value) not in taken and _may_be_copy(parameter, value) and self._are_copies(number, key):
                         taken.add(id(value))
                         pairs.append((parameter, value))
         return pairs
 
-    def _is_copy(self, parameter: torch.Tensor, key: str, value: object) -> bool:
-        """Returns whether a state tensor is a copy. Compares each tensor only once, because copies diverge later."""
-        if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or not value.is_floating_point():
-            return False
-        found = self._known.get((id(parameter), key))
+    def _are_copies(self, number: int, key: str) -> bool:
+        """Returns whether an optimizer's state tensors with this key are copies of their parameters.
+
+        Compares all of them together, because one small tensor may be near by chance. Compares them only once, because
+        copies diverge later.
+        """
+        found = self._known.get((number, key))
         if found is None:
-            found = self._known[id(parameter), key] = _near(local_tensor(parameter), local_tensor(value))
+            rows = [(p, state[key]) for p, state in self.optimizers[number].state.items() if key in state]
+            pairs = [(local_tensor(p), local_tensor(value)) for p, value in rows if _may_be_copy(p, value)]
+            found = self._known[number, key] = _near(pairs)
         return found
 
 
-def _near(parameter: torch.Tensor, value: torch.Tensor) -> bool:
-    """Returns whether samples of both tensors' values are nearly the same."""
-    stride = max(1, parameter.numel() // LOOKED_AT)
+def _may_be_copy(parameter: torch.Tensor, value: object) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    return value.shape == parameter.shape and value.is_floating_point()
+
+
+def _near(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    """Returns whether samples of the parameters' and the state tensors' values are nearly the same."""
+    distance_sq = norm_sq = 0.0
+    values = 0
     with torch.no_grad():
-        ours, theirs = ((t[::stride] if t.dim() else t).float() for t in (parameter, value))
-        return bool((theirs.to(ours.device) - ours).norm() < NEAR * ours.norm())
+        for pair in pairs:
+            stride = max(1, pair[0].numel() // LOOKED_AT)
+            ours, theirs = ((t[::stride] if t.dim() else t).float() for t in pair)
+            distance_sq += float((theirs.to(ours.device) - ours).square().sum())
+            norm_sq += float(ours.square().sum())
+            values += ours.numel()
+    return values >= MIN_VALUES and distance_sq < NEAR**2 * norm_sq
