@@ -94,7 +94,7 @@ proto: $(READY) ## generate code from the .proto files
 	@$(PROTOC) --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/atoll_wire/outer.proto proto/atoll_wire/shards.proto
 	@$(PROTOC) --python_out=proto --pyi_out=proto proto/atoll_wire/ranks.proto
 
-simulate: $(READY) ## run the deterministic simulation: SEEDS=1000 FROM=0 ARGS="--shards --json PATH"
+simulate: $(READY) ## run the deterministic simulation: SEEDS=1000 FROM=0 ARGS="--shards --data --json PATH"
 	@PYTHONHASHSEED=0 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.simulation.run --seeds $(or $(SEEDS),1000) --from $(or $(FROM),0) $(ARGS)
 
 simulate-defects: $(READY) ## check that the simulation finds every deliberate defect within 5,000 seeds

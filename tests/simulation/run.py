@@ -23,7 +23,8 @@ from pathlib import Path
 from tests.simulation.bookkeeping import Violation
 from tests.simulation.loop import Dead
 from tests.simulation.seed import simulate
-from tests.simulation.sharded_world import simulate_sharded
+from tests.simulation.sharded_world import ShardedWorld, simulate_sharded
+from tests.simulation.world import World
 
 BATCH = 25
 LINES = 60  # lines printed of a failing seed's trace
@@ -52,15 +53,30 @@ class Found:
         return self.violations | {seed: f"the simulator failed\n{text}" for seed, text in self.faults.items()}
 
 
-def run(seeds: list[int], sharded: bool = False) -> Found:
-    """Runs some seeds in sequence, and continues after failures. sharded: whether runs have several shards."""
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the runs have in common. sharded: they have several shards. data: all have a dataset, not only some."""
+
+    sharded: bool = False
+    data: bool = False
+
+    def simulate(self, seed: int) -> World | ShardedWorld:
+        world = simulate_sharded if self.sharded else simulate
+        return world(seed, data=1.0) if self.data else world(seed)
+
+
+ANY = Kind()
+
+
+def run(seeds: list[int], kind: Kind = ANY) -> Found:
+    """Runs some seeds in sequence, and continues after failures."""
     found = Found(seeds=len(seeds))
     gc.collect()
     gc.freeze()  # later collections then look only at a seed's objects
     gc.disable()
     for seed in seeds:
         try:
-            world = simulate_sharded(seed) if sharded else simulate(seed)
+            world = kind.simulate(seed)
         except Violation as violation:
             world = violation.world  # type: ignore[attr-defined]
             found.violations[seed] = "\n".join([str(violation), *world.checks.trace[-LINES:]])
@@ -76,11 +92,11 @@ def run(seeds: list[int], sharded: bool = False) -> Found:
     return found
 
 
-def many(first: int, count: int, sharded: bool = False) -> Iterator[Found]:
-    """Runs seeds on all CPUs. Yields partial results. sharded: whether runs have several shards."""
+def many(first: int, count: int, kind: Kind) -> Iterator[Found]:
+    """Runs seeds on all CPUs. Yields partial results."""
     batches = [list(range(at, min(at + BATCH, first + count))) for at in range(first, first + count, BATCH)]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for batch, result in [(batch, pool.submit(run, batch, sharded)) for batch in batches]:
+        for batch, result in [(batch, pool.submit(run, batch, kind)) for batch in batches]:
             try:
                 yield result.result()
             except BrokenProcessPool as error:  # a worker died, by a signal or for lack of memory
@@ -94,9 +110,10 @@ def main() -> int:
     parser.add_argument("--from", type=int, default=0, dest="first")
     parser.add_argument("--json", type=Path, help="write {seeds, events, crashes, partitions, violations, faults}")
     parser.add_argument("--shards", action="store_true", help="simulate runs with several shards")
+    parser.add_argument("--data", action="store_true", help="simulate only runs whose learners lease data units")
     arguments = parser.parse_args()
     began, total, shown = time.monotonic(), Found(), 0
-    for found in many(arguments.first, arguments.seeds, arguments.shards):
+    for found in many(arguments.first, arguments.seeds, Kind(arguments.shards, arguments.data)):
         total.add(found)
         for seed, text in list(found.bad().items())[: max(0, MOST - shown)]:
             shown += 1

@@ -29,6 +29,7 @@ from atoll_wire.process.clock import SystemClock
 
 from tests.simulation.bookkeeping import Violation
 from tests.simulation.checks import Checks
+from tests.simulation.data_units import CHANCE
 from tests.simulation.disk import Platter
 from tests.simulation.loop import Process, VirtualLoop, here
 from tests.simulation.storm import Storm
@@ -71,11 +72,14 @@ def determinism(loop: VirtualLoop) -> Iterator[None]:
         yield
 
 
-def simulate(seed: int, storm: Callable[[World], Storm] = Storm) -> World:
-    """Runs one seed to its end. storm: replaces the seed's storm. Raises Violation, with the world as `world`."""
+def simulate(seed: int, storm: Callable[[World], Storm] = Storm, *, data: float = CHANCE) -> World:
+    """Runs one seed to its end. storm: replaces the seed's storm. data: chance that the seed has a dataset.
+
+    Raises Violation, with the world as `world`.
+    """
     loop = VirtualLoop(random.Random(seed))
     with ExitStack() as stack:
-        world = stack.enter_context(simulating(loop, lambda: World(seed, loop, storm)))
+        world = stack.enter_context(simulating(loop, lambda: World(seed, loop, storm, data)))
         came = Uploads.came
 
         def frames_came(uploads: Uploads, upload: Upload, now: float, *, new: bool) -> bool:

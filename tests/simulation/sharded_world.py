@@ -47,7 +47,7 @@ STEADY_S = 5.0  # seconds after which an unchanged count of merged units has end
 class ShardedWorld:
     """The world of one seed. `run` raises Violation. counts: events by kind."""
 
-    def __init__(self, seed: int, loop: VirtualLoop) -> None:
+    def __init__(self, seed: int, loop: VirtualLoop, data: float) -> None:
         self.rng, self.loop = loop.rng, loop
         self.counts: Counter[str] = Counter()
         rng = self.rng
@@ -72,7 +72,7 @@ class ShardedWorld:
         self.stormy = True
         self.over = False  # whether the last account has begun: learners no longer start
         self.problem: BaseException | None = None
-        self.data = DataTruth(seed, DATA)
+        self.data = DataTruth(seed, data)
         self.late_rows = LateRows(seed, loop.clock, lambda: self.stormy, self.counts)
         self.cuts = Cuts(self, seed)
         self._asked: Counter[str] = Counter()  # operators' requests by learner
@@ -501,10 +501,10 @@ class ShardedWorld:
         return [*homes, *fronts, *(island.process for island in self.islands.values())]
 
 
-def simulate_sharded(seed: int) -> ShardedWorld:
-    """Runs one seed to its end. Raises Violation, with the world as `world`."""
+def simulate_sharded(seed: int, *, data: float = DATA) -> ShardedWorld:
+    """Runs one seed to its end. data: chance of a dataset. Raises Violation, with the world as `world`."""
     loop = VirtualLoop(random.Random(f"{seed} sharded"))
-    with simulating(loop, lambda: ShardedWorld(seed, loop)) as world, ExitStack() as stack:
+    with simulating(loop, lambda: ShardedWorld(seed, loop, data)) as world, ExitStack() as stack:
         if world.cuts.wanted:
             stack.enter_context(world.checks.manifests.watching())
         loop.run_until_complete(world.run())

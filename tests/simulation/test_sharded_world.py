@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.find_defects import find_again, known
-from tests.simulation.run import Found, run
+from tests.simulation.run import Found, Kind, run
 from tests.simulation.sharded_defects import SHARDED_DEFECTS
 from tests.simulation.sharded_world import simulate_sharded
 
@@ -14,7 +14,7 @@ SEEDS = 12
 
 @pytest.fixture(scope="module")
 def first_seeds() -> Found:
-    return run(list(range(SEEDS)), sharded=True)
+    return run(list(range(SEEDS)), Kind(sharded=True))
 
 
 def test_the_first_seeds_of_several_shards_hold_every_invariant(first_seeds):
@@ -31,7 +31,7 @@ def test_the_first_seeds_of_several_shards_hold_every_invariant(first_seeds):
 
 def test_some_seeds_have_every_situation_of_checkpoints():
     seeds = [9, 27, 38, 82, 88]
-    found = run(seeds, sharded=True)
+    found = run(seeds, Kind(sharded=True))
     assert not found.bad(), next(iter(found.bad().items()))
     least = {
         "checkpoints": 5 * len(seeds), "checkpoints asked for": 2 * len(seeds), "checkpoints that were refused": 3,

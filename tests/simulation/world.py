@@ -59,8 +59,8 @@ STANDING = ("Follow", "Report")  # calls that last as long as a learner is conne
 class World:
     """The world of one seed. `run` raises Violation. counts: events by kind."""
 
-    def __init__(self, seed: int, loop: VirtualLoop, storm: Callable[[World], Storm]) -> None:
-        """storm: a constructor of the world's faults."""
+    def __init__(self, seed: int, loop: VirtualLoop, storm: Callable[[World], Storm], data: float) -> None:
+        """storm: a constructor of the world's faults. data: chance of a dataset."""
         self.rng, self.loop, self._storm = loop.rng, loop, storm
         self.checks = Checks(loop, max_staleness=self.rng.choice((1, 4)))
         self.network = Network(loop, self.checks.said)
@@ -100,7 +100,7 @@ class World:
         self.weights = Weights(self, seed)
         self.restoring = Restoring(self, seed)
         self.rank_faults = RankFaults(self, seed)
-        self.data = DataTruth(seed)
+        self.data = DataTruth(seed, data)
         self.compression = compression_of(seed)
         self.lives: Counter[str] = Counter()
         self.core_process: Process | None = None
