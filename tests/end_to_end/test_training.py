@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import threading
 
+import atoll
 import numpy as np
 import pytest
 import torch
@@ -260,3 +261,14 @@ def test_a_restarted_learner_knows_earlier_tokens_and_steps_of_its_name(tmp_path
     assert told == [(30, 30 * 32), (40, 40 * 32)]
     assert other.learner.stats().earlier_steps == 0
     assert third.learner.stats().steps == 1, "a process's own counters must begin at zero"
+
+
+def test_earlier_tokens_contain_those_that_were_reported_while_another_learner_started(tmp_path):
+    """The core counts such tokens later, when it can compare the learners' rates."""
+    model = small_model()
+    with core(tmp_path) as running:
+        train(running.address, "a", steps=1)
+        with atoll.Learner(model, torch.optim.SGD(model.parameters(), 0.1), server=running.address, name="starting"):
+            train(running.address, "a", steps=30)
+            (again,) = train(running.address, "a", steps=1)
+    assert again.learner.stats().earlier_tokens == 31 * 32

@@ -96,8 +96,8 @@ class Joining:
             retry_s=1.0,
             log=run.shard.follower_log.number if run.shard is not None else 0,
             shards=run.places() if run.shard is not None else (),
-            earlier_tokens=entry.account.earlier("tokens"),
-            earlier_steps=entry.account.earlier("steps"),
+            earlier_tokens=entry.account.earlier("said_tokens"),
+            earlier_steps=entry.account.earlier("said_steps"),
         )
 
     async def _let_in(
