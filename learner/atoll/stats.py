@@ -37,7 +37,7 @@ class Stats:
         steps: Inner steps of this learner.
         tokens: Tokens of this learner.
         skipped: Calls of `step` without an optimizer step, for example because a gradient scaler skipped it.
-        earlier_steps: Inner steps of earlier processes with this name, as the core counted them.
+        earlier_steps: Inner steps that earlier processes with this name reported.
         earlier_tokens: Tokens that earlier processes with this name reported.
         run_tokens: Tokens of all learners, as known at the last step.
         blocked_s: Time inside `step`, excluding waits while an operator paused the run.
