@@ -9,7 +9,7 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -Iproto
 FAST := not gpu and not slow and not ci and not root and not k8s and not compose and not observe and not frameworks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos bench-backups bench-kills bench-links bench-regions bench-islands bench-wan quality test test-slow test-newest test-oldest test-integrations test-examples test-newest-grpc test-gpu test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz soak bench locked wheel reference clean
+.PHONY: help demo chaos bench-backups bench-growth bench-kills bench-links bench-regions bench-islands bench-wan quality test test-slow test-newest test-oldest test-integrations test-examples test-newest-grpc test-gpu test-root test-k8s test-compose test-observe dashboards pictures docs lint format proto simulate simulate-defects fuzz soak bench locked wheel reference clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -130,6 +130,9 @@ bench-wan: $(READY) ## compare Atoll with data-parallel training over narrow lin
 
 bench-links: $(READY) ## compare an outer sync with torchft's over links of many rates and round trips (an hour, as root): ARGS="--json PATH"
 	@$(BIN)/python -m benchmarks.links $(ARGS)
+
+bench-growth: $(READY) ## measure how the cost of syncs grows with parameters, learners, fragments, fronts and shards: ARGS="--only learners --json PATH --plot PATH"
+	@$(BIN)/python -m benchmarks.growth $(ARGS)
 
 bench-regions: $(READY) ## compare three regions behind long links with the same run over loopback (as root)
 	@$(BIN)/python -m benchmarks.data_plane.fronts

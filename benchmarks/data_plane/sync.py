@@ -25,7 +25,7 @@ from benchmarks.conditions import conditions, write_record
 from benchmarks.data_plane.loopback import Loopback, Placed, loopback_bytes, on_loopback
 
 FRAGMENTS = 24
-OPTIONS = ["--fragments", str(FRAGMENTS), "--quorum", "100%", "--snapshot-every-s", "3600"]
+OPTIONS = ["--quorum", "100%", "--snapshot-every-s", "3600"]
 MAX_WAIT_S = 300.0
 
 
@@ -74,6 +74,7 @@ def measure(
     shards: int = 1,
     compression: str = "auto",
     placed: Placed = on_loopback,
+    fragments: int = FRAGMENTS,
 ) -> Measured:
     """Runs the cores and learners through one sync to warm up, and then through `syncs` measured ones.
 
@@ -87,7 +88,7 @@ def measure(
         placed(group, Path(directory)) as placement,
     ):
         place = Path(directory)
-        cores, address = start_cores(group, place, shards, compression, placement)
+        cores, address = start_cores(group, place, shards, ["--compression", compression], placement, fragments)
         fronts = list[Child]()
         if behind:
             front, address = group.start_front("front", "127.0.0.1:0", address)
@@ -108,8 +109,8 @@ def measure(
             core_s, front_s, islands_s, moved = (new - old for old, new in zip(before, after, strict=True))
             told = [json.loads(path.read_text()) for path in done]
             merged = sum(one["merged"] for one in told)
-            if number and merged != learners * FRAGMENTS:
-                raise SystemExit(f"{merged:.0f} of {learners * FRAGMENTS} contributions were merged in their rounds")
+            if number and merged != learners * fragments:
+                raise SystemExit(f"{merged:.0f} of {learners * fragments} contributions were merged in their rounds")
             wall = max(one["ended"] for one in told) - began
             found.append(Sync(wall, core_s + front_s + islands_s, core_s, front_s, int(moved)))
         (place / "leave").touch()
@@ -129,12 +130,16 @@ def _used(cores: list[Child], fronts: list[Child], islands: list[Child]) -> tupl
 
 
 def start_cores(
-    group: Children, place: Path, shards: int, compression: str, placement: Loopback
+    group: Children, place: Path, shards: int, options: list[str], placement: Loopback, fragments: int = FRAGMENTS
 ) -> tuple[list[Child], str]:
-    """Starts a core, or a registrar with shard 0 and the other shards. Returns them and the address for learners."""
+    """Starts a core, or a registrar with shard 0 and the other shards. Returns them and the address for learners.
+
+    options: further options of the core or registrar.
+    """
     words = [sys.executable, "-m", "benchmarks.data_plane.sync_core", str(place), "core", "--listen", placement.listen]
     command = placement.at_core([*words, *placement.core_options])
-    first = [*OPTIONS, "--compression", compression, *(["--shard", f"0/{shards}"] if shards > 1 else [])]
+    first = [*OPTIONS, "--fragments", str(fragments), *options]
+    first += ["--shard", f"0/{shards}"] if shards > 1 else []
     cores = [group.start("core", [*command, "--dir", str(place / "run"), *first], piped=True)]
     address = group.serving(cores[0])
     for number in range(1, shards):

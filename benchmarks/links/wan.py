@@ -29,7 +29,7 @@ from pathlib import Path
 from atoll.demo.processes import Child, Children, children
 
 from benchmarks.conditions import conditions, write_record
-from benchmarks.data_plane.sync import OPTIONS, wait
+from benchmarks.data_plane.sync import FRAGMENTS, OPTIONS, wait
 
 MBIT = 200.0
 DELAY_MS = 40.0
@@ -148,7 +148,7 @@ def _uploads(group: Children, place: Path, inside: Inside, link: Child) -> list[
         "--dir",
         str(place / "run"),
     ]
-    listen = ["--listen", f"{HOME}:0", "--insecure-plaintext", *OPTIONS]
+    listen = ["--listen", f"{HOME}:0", "--insecure-plaintext", *OPTIONS, "--fragments", str(FRAGMENTS)]
     core = group.start("core", inside.command(0, [*core_command, *listen]), piped=True)
     address = group.serving(core)
     words = [sys.executable, "-m", "benchmarks.data_plane.sync_learner", "0", address, "124m", str(SYNCS), str(place)]
