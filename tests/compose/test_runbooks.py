@@ -43,7 +43,7 @@ def test_a_compose_command_runs_as_written(command: RunbookCommand, stack: Stack
     printed = _run(stack, words, stopped=STOPPED in command.text)
     if "logs" in words:
         assert words[-1] in printed, "each line begins with the container's name"
-    kept = command.filtered(printed)  # a healthy demo turns no work away; test_runbook_actions.py has lines for each filter
+    kept = command.filtered(printed)
     if command.filter == "snapshot":
         assert "snapshot taken" in kept
     if "doctor" in words:

@@ -16,7 +16,8 @@ from tests.documents.fences import ROOT, fences
 PAGE = ROOT / "docs/operate/runbooks.md"
 COMPOSE, ATOLL, KUBECTL = "docker compose", "atoll", "kubectl"
 CHECKED = (COMPOSE, ATOLL, KUBECTL)
-ACTION = re.compile(r"atoll (evict|pause|resume|checkpoint take)\b")  # changes a run, so an operator must be able to copy it
+# Commands that change a run.
+ACTION = re.compile(r"atoll (evict|pause|resume|checkpoint take)\b")
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,15 +51,19 @@ def done(running: Core, action: str) -> bool:
 
 
 def test_actions_work_in_the_runbooks_order(running: Core):
-    trainee = Trainee(running.address, NAME, lambda _: False)
+    stop: list[bool] = []
+    trainee = Trainee(running.address, NAME, lambda _: bool(stop))
     trainee.start()
-    eventually(lambda: len(trainee.losses) > 20)
-    for each in ACTIONS:
-        assert each.action in {"resume", "checkpoint take"} or not done(running, each.action)
-        ran = atoll(running, each.text)
-        assert ran.returncode == 0, f"{each}: {ran.stderr}"
-        assert done(running, each.action), each
-    trainee.join(60)
+    try:
+        eventually(lambda: len(trainee.losses) > 20)
+        for each in ACTIONS:
+            assert each.action in {"resume", "checkpoint take"} or not done(running, each.action)
+            ran = atoll(running, each.text)
+            assert ran.returncode == 0, f"{each}: {ran.stderr}"
+            assert done(running, each.action), each
+    finally:
+        stop.append(True)
+        trainee.join(60)
     assert "evicted" in str(trainee.error)
 
 
