@@ -1,12 +1,14 @@
 """The commands of docs/operate/runbooks.md.
 
-tests/compose runs those for Docker Compose, and the `atoll` commands, in the demo. tests/k8s checks those for kubectl
-against the objects that the chart renders.
+tests/compose runs those for Docker Compose, and the `atoll` commands, in the demo. test_runbook_actions.py runs those
+that act on a run, and the filters, with a core. tests/k8s checks those for kubectl against the objects that the chart
+renders.
 """
 
 from __future__ import annotations
 
 import re
+import subprocess
 from dataclasses import dataclass
 
 from tests.documents.fences import ROOT, fences
@@ -14,6 +16,8 @@ from tests.documents.fences import ROOT, fences
 PAGE = ROOT / "docs/operate/runbooks.md"
 COMPOSE, ATOLL, KUBECTL = "docker compose", "atoll", "kubectl"
 CHECKED = (COMPOSE, ATOLL, KUBECTL)
+# Commands that change a run.
+ACTION = re.compile(r"atoll (evict|pause|resume|checkpoint take)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,21 @@ class RunbookCommand:
     def kind(self) -> str:
         """The element of CHECKED with which the command begins; empty if no test covers the command."""
         return next((each for each in CHECKED if self.text.startswith(f"{each} ")), "")
+
+    @property
+    def action(self) -> str:
+        """The subcommand that changes the run; empty for a command that only reads."""
+        found = ACTION.match(self.text)
+        return found[1] if found else ""
+
+    def filtered(self, printed: str) -> str:
+        """Returns what the command's `grep` leaves of its output. Raises CalledProcessError if grep fails."""
+        if not self.filter:
+            return printed
+        done = subprocess.run(["grep", "--", self.filter], input=printed, capture_output=True, text=True, check=False)
+        if done.returncode > 1:  # 1: no line matches
+            done.check_returncode()
+        return done.stdout
 
 
 def commands(kind: str = "") -> list[RunbookCommand]:
