@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from atoll import started_learners
 from atoll.agent.join_request import Identity, ModelDescription, own_name, process_age_s
 from atoll.agent.thread import Agent
+from atoll.boundary.host_values import host_coder
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.boundary.movement_watch import MovementWatch
 from atoll.boundary.replicas import ReplicaCheck
@@ -39,7 +40,6 @@ from atoll.data.unit_log import UnitLog
 from atoll.data.units import Units, check_single, declaration
 from atoll.device.device_coder import DeviceCoder, coding_device
 from atoll.errors import LearnerError
-from atoll.fragments import segments
 from atoll.fragments.adoption import PreparedAnchor
 from atoll.fragments.exchange import ThreadExchange
 from atoll.model.first_file import FirstFile
@@ -292,7 +292,7 @@ class Learner:
                 return error
         self._leaving.callback(lambda: self._counters.left(self._exchange.unsettled))
         self._leaving.enter_context(forking.refused(LearnerError(NO_FORKS)))
-        coder = self._coder or segments
+        coder = self._coder or host_coder(ranks)
         self._agent = Agent(self._identity, model, self._exchange, self._counters, self._clock, between, coder)
         self._leaving.callback(self._agent.leave)
         self._agent.start()

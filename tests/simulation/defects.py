@@ -20,7 +20,7 @@ import numpy as np
 from atoll.agent import coordination, fetching, run_session, sending, shard_session
 from atoll.boundary import movement, movement_watch, round_answers, step_boundary
 from atoll.boundary.host_values import HostValues
-from atoll.fragments import adoption, segments
+from atoll.fragments import adoption, in_place, segments
 from atoll.model import optimizer_copies
 from atoll.transfers import partial_fetch
 from atoll_server.access import quotas, reader_limits
@@ -477,8 +477,11 @@ def anchors_drift_by_one_ulp() -> Iterator[None]:
 @defect
 def merged_work_stays_outstanding() -> Iterator[None]:
     """A learner sends work again that was already merged."""
-    change = segments.change
-    with patch(segments, "change", lambda old, new, update, _, shape: change(old, new, update, None, shape)):
+    vector, coded = segments.change, in_place.change
+    with (
+        patch(segments, "change", lambda old, new, update, _, shape: vector(old, new, update, None, shape)),
+        patch(in_place, "change", lambda old, new, update, _, shape: coded(old, new, update, None, shape)),
+    ):
         yield
 
 

@@ -18,7 +18,7 @@ import safetensors.numpy
 from atoll.agent.join_request import Identity, ModelDescription
 from atoll.agent.member_session import MemberSession
 from atoll.agent.run_session import RunSession
-from atoll.boundary.host_values import HostValues
+from atoll.boundary.host_values import HostValues, host_coder
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.boundary.movement import Movement
 from atoll.boundary.movement_watch import MovementWatch
@@ -206,7 +206,7 @@ class Island:
         rank, ready = self.ranks[0], asyncio.get_running_loop().create_future()
         rank.session = session = RunSession(
             *self._described(), rank.exchange, rank.counters, ready.set_result, self._stop,
-            self.network.loop.clock, self._dialler(rank), messages,
+            self.network.loop.clock, self._dialler(rank), messages, host_coder(rank.ranks),
         )  # fmt: skip
         agent = asyncio.create_task(session.live())
         agent.add_done_callback(self._ended)
@@ -228,7 +228,7 @@ class Island:
         self._ready.append(ready)
         rank.session = session = MemberSession(
             *self._described(), rank.exchange, rank.counters, ready.set_result, self._stop,
-            self.network.loop.clock, self._dialler(rank), messages,
+            self.network.loop.clock, self._dialler(rank), messages, host_coder(rank.ranks),
         )  # fmt: skip
         try:
             await session.live()

@@ -16,10 +16,16 @@ from atoll_wire.codec.block_kernels import F32
 from torch import nn
 
 from atoll.boundary.host_memory import HostMemory
-from atoll.fragments import segments
-from atoll.fragments.segments import I64, Coder
+from atoll.fragments import in_place, segments
+from atoll.fragments.in_place import CodedSum
+from atoll.fragments.segments import I64, Coder, FragmentShape
 from atoll.ranks.division import Division, Moves
 from atoll.ranks.rank_group import RankGroup
+
+
+def host_coder(ranks: RankGroup) -> Coder:
+    """Returns the coder for parameters in host memory."""
+    return in_place if ranks.size == 1 else segments
 
 
 class HostValues:
@@ -28,10 +34,9 @@ class HostValues:
     values: trainable parameters in the order of the layout's tensors. divisions: this rank's division of each fragment.
     """
 
-    coder: Coder = segments
-
     def __init__(self, values: Sequence[nn.Parameter], divisions: Sequence[Division], ranks: RankGroup) -> None:
         self._memory = HostMemory(values, [division.pieces for division in divisions])
+        self.coder = host_coder(ranks)
         self._ranks = ranks
         self._routes = [_Routes.of(division) for division in divisions]
 
@@ -46,18 +51,25 @@ class HostValues:
         """Returns the anchor itself."""
         return anchor
 
-    def spread(self, number: int, values: F32) -> Callable[[], F32]:
+    def spread(self, number: int, values: F32 | CodedSum) -> Callable[[], F32 | CodedSum]:
+        if isinstance(values, CodedSum):
+            return lambda: values
         division = self._routes[number].division
         given = _collected(values, division.spread)
         return self._ranks.exchange(given, division.spread.counts, division.held.counts)
 
-    def write(self, number: int, values: F32, *, add: bool) -> None:
-        held = self._routes[number].held
-        (segments.add if add else segments.store)(values, held.starts(self._memory.read(number)), held.rows)
+    def write(self, number: int, values: F32 | CodedSum, *, add: bool) -> None:
+        routes, addresses = self._routes[number], self._memory.read(number)
+        if isinstance(values, CodedSum):
+            assert add, "an anchor is a vector"
+            values.add_to(routes.segments(values.shape, addresses))
+        else:
+            held = routes.held
+            (segments.add if add else segments.store)(values, held.starts(addresses), held.rows)
         self._memory.write(number)
 
-    def sum(self, one: F32, other: F32) -> F32:
-        return one + other
+    def sum(self, one: F32, other: F32 | CodedSum) -> F32:
+        return one + (other.vector() if isinstance(other, CodedSum) else other)
 
     def forget(self) -> None:
         self._memory.forget()
@@ -76,11 +88,16 @@ class _Runs:
     rows: I64
 
     @classmethod
-    def of(cls, division: Division, moves: Moves) -> _Runs:
+    def of(cls, division: Division, places: I64, rows: I64) -> _Runs:
+        """places: position of each run in the local vector."""
         first = np.array([piece.offset for piece in division.pieces], np.int64)
-        pieces = np.searchsorted(first, moves.places, side="right") - 1
-        offsets = 4 * (moves.places - first[pieces])
-        return cls(pieces, offsets, np.stack([moves.starts, moves.lengths], axis=1))
+        pieces = np.searchsorted(first, places, side="right") - 1
+        return cls(pieces, 4 * (places - first[pieces]), rows)
+
+    @classmethod
+    def moved(cls, division: Division, moves: Moves) -> _Runs:
+        """Returns the runs of a message."""
+        return cls.of(division, moves.places, np.stack([moves.starts, moves.lengths], axis=1))
 
     def starts(self, addresses: I64) -> I64:
         """Returns the address of each run. addresses: the address of each piece."""
@@ -97,7 +114,11 @@ class _Routes:
 
     @classmethod
     def of(cls, division: Division) -> _Routes:
-        return cls(division, _Runs.of(division, division.given), _Runs.of(division, division.held))
+        return cls(division, _Runs.moved(division, division.given), _Runs.moved(division, division.held))
+
+    def segments(self, shape: FragmentShape, addresses: I64) -> I64:
+        """Returns the address of each segment of a shape, whose run is the local vector. addresses: of each piece."""
+        return _Runs.of(self.division, shape.rows[:, 0], shape.rows).starts(addresses)
 
 
 def _collected(vector: F32, moves: Moves) -> F32:

@@ -136,10 +136,17 @@ def change(old: F32, new: F32, update: Coded | None, q: Coded | None, shape: Fra
         np.subtract(new, old, out=out)
     else:
         out[:] = 0.0
-    for coded in (update, q):
-        if coded is not None:
-            _add_coded(coded.starts, shape.rows, shape.levels, out)
+    add_coded([coded for coded in (update, q) if coded is not None], shape, out.ctypes.data + 4 * shape.rows[:, 0])
     return out
+
+
+def add_coded(coded: Sequence[Coded], shape: FragmentShape, starts: I64) -> None:
+    """Adds the sum of coded values to values in memory: each value gets one addition.
+
+    starts: int64 (segments,), address of each segment's first float32 value.
+    """
+    if coded:
+        _add_coded(np.stack([each.starts for each in coded]), shape.rows, shape.levels, starts)
 
 
 def gather(starts: I64, rows: I64, out: F32) -> None:
@@ -193,23 +200,33 @@ def _code(anchor: F32, values: F32, rows: I64, levels: int, frames: I64) -> bool
 
 
 @kernel
-def _add_coded(frames: I64, rows: I64, levels: int, out: F32) -> None:
+def _add_coded(coded: I64, rows: I64, levels: int, starts: I64) -> None:
+    # coded: int64 (coded values, frames), addresses of contents.
+    block = np.empty(BLOCK, np.float32)
     for row in range(len(rows)):
-        at, length = rows[row, 0], rows[row, 1]
-        frame = frames[rows[row, 2]]
-        if levels == 0:
-            q, target = floats_at(frame + rows[row, 3], length), out[at : at + length]
-            for i in range(length):
-                target[i] += q[i]
-        else:
-            scales = scales_at(frame + rows[row, 4], (length + BLOCK - 1) // BLOCK)
-            codes, code_at = bytes_at(frame + rows[row, 3], coded_bytes(length, levels)), 0
-            for start in range(0, length, BLOCK):
-                stop = min(start + BLOCK, length)
-                size = coded_bytes(stop - start, levels)
-                block = codes[code_at : code_at + size]
-                add_block(block, scale_of(scales[start // BLOCK]), levels, out[at + start : at + stop])
-                code_at += size
+        length = rows[row, 1]
+        local = floats_at(starts[row], length)
+        for start in range(0, length, BLOCK):
+            stop = min(start + BLOCK, length)
+            size = coded_bytes(stop - start, levels)
+            code_at = rows[row, 3] + coded_bytes(start, levels)
+            scale_at = rows[row, 4] + 2 * (start // BLOCK)
+            fetch_ahead(local, start)
+            part = block[: stop - start]
+            part[:] = 0.0
+            for each in range(len(coded)):
+                frame = coded[each, rows[row, 2]]
+                if levels == 0:
+                    values = floats_at(frame + code_at, stop - start)
+                    for i in range(len(part)):
+                        part[i] += values[i]
+                else:
+                    add_block(
+                        bytes_at(frame + code_at, size), scale_of(scales_at(frame + scale_at, 1)[0]), levels, part
+                    )
+            target = local[start:stop]
+            for i in range(len(part)):
+                target[i] += part[i]
 
 
 @kernel

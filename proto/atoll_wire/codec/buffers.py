@@ -1,6 +1,7 @@
 """Reuses the memory of large float32 vectors.
 
-The first write to a new page costs as much as two passes over a page in use.
+The first write to a new page costs as much as two passes over a page in use. Free memory stays mapped, but the system
+may take its pages when it needs memory.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_BYTES = 1 << 20  # the allocator already reuses the memory of smaller vectors
-MAX_KEPT, MAX_KEPT_BYTES = 4, 256 << 20  # limits on free blocks per size; one block is always kept
 
 _free: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
 
@@ -40,8 +40,9 @@ def empty(length: int) -> NDArray[np.float32]:
 
 
 def _give_back(size: int, block: mmap.mmap) -> None:
-    if len(_free[size]) < max(1, min(MAX_KEPT, MAX_KEPT_BYTES // size)):
-        _free[size].append(block)
+    with contextlib.suppress(AttributeError, OSError):
+        block.madvise(mmap.MADV_FREE)
+    _free[size].append(block)
 
 
 def _rounded(size: int) -> int:
