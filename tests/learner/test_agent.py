@@ -15,6 +15,7 @@ import torch
 from atoll import LearnerError
 from atoll.agent.run_session import DUPLICATE_S
 from atoll.boundary.local_parameters import LocalParameters
+from atoll.fragments import in_place
 from atoll.fragments.exchange import PER_BOUNDARY
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
@@ -337,6 +338,32 @@ def test_rounds_are_not_declined_while_a_boundary_with_much_work_is_busy(monkeyp
             for fragment in range(many):
                 core.open(fragment)
             loop.until(lambda: len(core.receipts) + len(core.reasons()) == many)
+        assert not core.reasons()
+
+
+def test_at_most_eight_copies_of_values_wait_for_the_coder(monkeypatch):
+    """Each pseudo-gradient holds a copy of its values until it is encoded, and a copy takes as much as the fragment."""
+    many, may_code, most = 3 * PER_BOUNDARY, threading.Event(), 0
+    code = in_place.code
+
+    def slow(*arguments: object) -> object:
+        assert may_code.wait(60)
+        return code(*arguments)
+
+    monkeypatch.setattr(in_place, "code", slow)
+    model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(many)))
+    with fake_core(many) as core:
+        loop = Loop(core.address, model=model)
+        with loop.learner as learner:
+            loop.turn()
+            for fragment in range(many):
+                core.open(fragment)
+            for _ in range(20):
+                loop.turn()
+                most = max(most, sum(track.flying is not None for track in learner._boundary.local.tracks))
+            may_code.set()
+            loop.until(lambda: len(core.receipts) == many)
+        assert most == PER_BOUNDARY
         assert not core.reasons()
 
 

@@ -43,7 +43,14 @@ class RoundAnswers:
         self._log = log
         self._taking: int | None = None  # the fragment whose pseudo-gradient is being taken
         self.kept_back = deque[tuple[int, Submission]]()
+        self._sent = list[Submission]()  # those whose values may not be encoded yet
         self._judged = 0  # number of the newest boundary whose pseudo-gradients may be submitted
+
+    @property
+    def uncoded(self) -> int:
+        """The number of pseudo-gradients that hold a copy of their values, because they are not encoded yet."""
+        self._sent = [each for each in self._sent if not (each.settled or each.outstanding.is_coded)]
+        return len(self.kept_back) + len(self._sent)
 
     def answer(self, boundary: int) -> None:
         """Answers all due rounds in order. boundary: see `take`."""
@@ -85,7 +92,9 @@ class RoundAnswers:
         self._taking = None
         self._judged = max(self._judged, judged)
         while self.kept_back and self.kept_back[0][0] <= self._judged:
-            self._submit(self.kept_back[0][1])
+            taken = self.kept_back[0][1]
+            self._submit(taken)
+            self._sent.append(taken)
             self.kept_back.popleft()
 
     def withdraw(self, fragment: int, reason: str) -> int:

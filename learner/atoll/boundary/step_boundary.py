@@ -152,7 +152,10 @@ class StepBoundary:
             return self._decision(found)
         if not (exchange.something or exchange.todo):
             return self._decision(GO_ON)
-        todo = exchange.next(adopted_first=self._ranks.size > 1)  # with several ranks, an adoption takes two boundaries
+        # With several ranks, an adoption takes two boundaries. Copies of values wait for the coder, so their number is
+        # limited, too.
+        several, most = self._ranks.size > 1, PER_BOUNDARY - self._rounds.uncoded
+        todo = exchange.next(adopted_first=several, most_rounds=most)
         return self._decision(GO_ON, tuple((each.fragment, each.cycle) for each in todo.due), todo)
 
     def _decision(

@@ -105,6 +105,11 @@ class PseudoGradient:
         self._coded: Coded | None = None
 
     @property
+    def is_coded(self) -> bool:
+        """Whether the values are encoded. Until then, they take four bytes each."""
+        return self._work is None
+
+    @property
     def coded(self) -> Coded:
         """The coded values. Raises CodecError if a value is not finite."""
         if self._work is not None:

@@ -234,11 +234,12 @@ class ThreadExchange:
         with self._lock:
             self._news.wait_for(lambda: self._ended or not self.stands, timeout_s)
 
-    def next(self, *, adopted_first: bool = False) -> BoundaryWork:
+    def next(self, *, adopted_first: bool = False, most_rounds: int = PER_BOUNDARY) -> BoundaryWork:
         """Returns the unfinished work of the last boundary, or new work of at most PER_BOUNDARY items of each kind.
 
         adopted_first: whether a fragment's round waits for a boundary after the adoption of its confirmed anchor. If
-        False, one boundary may adopt the anchor and then answer the round.
+        False, one boundary may adopt the anchor and then answer the round. most_rounds: limit on the rounds; it may be
+        below 1.
 
         A slow learner may find several rounds at a boundary. If it answered only one, it would be late for the others.
         """
@@ -247,7 +248,8 @@ class ThreadExchange:
             if not self.todo:
                 first = list(self._confirmed.items())[:PER_BOUNDARY]
                 later = list(self._confirmed)[0 if adopted_first else PER_BOUNDARY :]
-                due = [each for each in self._due.values() if each.fragment not in later][:PER_BOUNDARY]
+                ready = [each for each in self._due.values() if each.fragment not in later]
+                due = ready[: max(0, most_rounds)]
                 adopted = [Adopting(fragment, *each) for fragment, each in first]
                 self._begin(self._released[:PER_BOUNDARY], adopted, due)
             return self.todo
