@@ -49,6 +49,15 @@ def test_a_vector_reuses_the_memory_of_a_deleted_one():
     assert second[3] == 7.0
 
 
+def test_a_vector_reuses_a_slightly_larger_block_but_not_a_much_larger_one():
+    first = buffers.empty(LENGTH)
+    place = first.ctypes.data
+    del first
+    small = buffers.empty(LENGTH // 2)
+    assert small.ctypes.data != place
+    assert buffers.empty(LENGTH * 9 // 10).ctypes.data == place
+
+
 @pytest.mark.parametrize(
     "look",
     [lambda v: v[5:9], lambda v: v[5:90][::3], lambda v: v.view(np.uint8).data, lambda v: v.reshape(2, -1)[1]],
