@@ -19,6 +19,7 @@ from atoll.agent import sending
 from atoll.fragments.exchange import Submission
 from atoll.learner import Learner
 from atoll.reference.model import SIZES, ModelSize, Transformer
+from atoll_wire.connections.link_speed import LinkSpeed
 from atoll_wire.layout.layout import FrameRun
 from atoll_wire.process.logs import configure
 
@@ -28,9 +29,9 @@ _messages, coded_bytes = sending._messages, [0]  # coded_bytes: size of all payl
 
 
 def _counted(
-    taken: Submission, run: FrameRun, *, compressed: bool
+    speed: LinkSpeed, taken: Submission, run: FrameRun, *, compressed: bool
 ) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
-    messages, table = _messages(taken, run, compressed=compressed)
+    messages, table = _messages(speed, taken, run, compressed=compressed)
     coded_bytes[0] += sum(length for length, _ in table)
     return messages, table
 

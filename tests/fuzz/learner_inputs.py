@@ -27,6 +27,7 @@ from atoll.transfers.retry_loop import Failure
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import crc32c
+from atoll_wire.connections.link_speed import LinkSpeed
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import plan
 from atoll_wire.messages.frame_messages import FRAMES_PER_MESSAGE
@@ -64,7 +65,7 @@ class Ears:
         )
         taken = [self._taken(fragment.index) for fragment in self._layout.fragments]
         self._coded = [
-            sending._messages(each, run, compressed=bool(number % 2))
+            sending._messages(LinkSpeed(None, SYSTEM), each, run, compressed=bool(number % 2))
             for number, (each, run) in enumerate(zip(taken, self._layout.runs, strict=True))
         ]
 

@@ -15,10 +15,12 @@ from atoll.transfers.partial_fetch import PartialFetch
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import joined
+from atoll_wire.connections.link_speed import LinkSpeed
 from atoll_wire.layout import layout
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import FragmentLayout, FrameRun, MergeKind, TensorSpec
 from atoll_wire.messages import frame_messages
+from atoll_wire.process.clock import SYSTEM
 
 SIZES = (700, 100, 20, 256, 3, 610)  # some tensors span several frames, some share one; sizes are odd
 ROUNDS = 4
@@ -69,7 +71,8 @@ class Island:
         for owner in self.owners:
             values = self.of(owner.run).copy()
             outstanding = owner.track.take(lambda values=values: values, steps, steps)
-            mine, lengths = sending._messages(Submission(0, 0, outstanding), owner.run, compressed=True)
+            taken = Submission(0, 0, outstanding)
+            mine, lengths = sending._messages(LinkSpeed(None, SYSTEM), taken, owner.run, compressed=True)
             messages |= mine
             table += lengths
             fates.append(Fate(outstanding.coded))

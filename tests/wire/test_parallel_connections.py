@@ -11,7 +11,6 @@ from atoll_wire.connections.parallel_connections import (
     ANSWERS,
     FAR_CONNECTIONS,
     FAR_S,
-    FAST,
     MAX_CONNECTIONS,
     MIN_CONNECTIONS,
     REST_S,
@@ -54,28 +53,6 @@ def settled(
         now += WINDOW_S
         window(width, rate(width.lanes), now)
     return width, now
-
-
-def transferred(lanes: ParallelConnections, clock: SetClock, rate: float) -> None:
-    """Simulates a transfer of 16 MiB at this rate in bytes/s."""
-    with lanes.carrying() as carried:
-        for left in range(16, 0, -1):
-            carried.waiting(left)
-            clock.steady += (1 << 20) / rate
-            carried.arrived(1 << 20)
-
-
-def test_only_a_short_link_with_a_high_rate_is_fast():
-    clock = SetClock()
-    lanes = ParallelConnections(lambda: (None, None), clock)  # type: ignore[arg-type,return-value]
-    assert not lanes.fast, "the rate is unknown"
-    transferred(lanes, clock, 2 * FAST)
-    assert lanes.fast
-    transferred(lanes, clock, FAST / 2)
-    assert not lanes.fast
-    transferred(lanes, clock, 2 * FAST)
-    answered(lanes, LONG_S)
-    assert not lanes.fast, "traffic over long links costs money"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from atoll_wire.codec import frame_codec
 from atoll_wire.codec.checksums import crc32c
 from atoll_wire.codec.frame_codec import CodecError
 from atoll_wire.connections.frame_transfer import upload
+from atoll_wire.connections.link_speed import LinkSpeed
 from atoll_wire.layout.frame_spans import Compression
 from atoll_wire.layout.layout import FrameRun
 from atoll_wire.messages import frame_messages
@@ -107,7 +108,8 @@ class Sender:
     async def _carry(self, track: FragmentTrack, in_flight: InFlight) -> None:
         try:
             setting = Compression.of(self._core.settings.compression)
-            messages = partial(_messages, compressed=setting.applies(fast=track.shard.link.up.fast))
+            link = track.shard.link
+            messages = partial(_messages, link.speed, compressed=setting.applies(fast=link.fast))
             in_flight.messages, mine = await asyncio.to_thread(messages, in_flight.taken, track.run)
         except CodecError as error:
             # A newer anchor does not help: the next gradient, or the optimizer's state, is not finite either.
@@ -254,10 +256,10 @@ class Sender:
 
 
 def _messages(
-    taken: Submission, run: FrameRun, *, compressed: bool
+    speed: LinkSpeed, taken: Submission, run: FrameRun, *, compressed: bool
 ) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
     """Returns a run's coded frames as messages by frame number, and the length and CRC-32C of each payload."""
-    payloads = [frame_codec.pack(content, compressed=compressed) for content in taken.outstanding.coded.contents]
+    payloads = speed.packed(taken.outstanding.coded.contents, compressed=compressed)
     table = tuple((len(payload), crc32c(payload)) for payload in payloads)
     numbered = zip(run.frames, table, payloads, strict=True)
     return {span.index: frame_messages.encode(span.index, crc, payload) for span, (_, crc), payload in numbered}, table

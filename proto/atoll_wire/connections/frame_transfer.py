@@ -267,7 +267,7 @@ async def download(link: Link, request: pb.FetchRequest | pb.ReadRequest, wanted
 async def _stripe(link: Link, request: pb.FetchRequest | pb.ReadRequest, mine: Sequence[int], took: OnFrame) -> bool:
     """Fetches frames over one call. Returns False as soon as a reply is invalid."""
     header, missing = None, deque(mine)
-    asked: Any = type(request)(frames=mine, fast=link.down.fast)
+    asked: Any = type(request)(frames=mine, fast=link.fast)
     asked.MergeFrom(request)
     carrier = await link.down.take()
     method = "Read" if isinstance(request, pb.ReadRequest) else "Fetch"

@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 
 from atoll_wire.connections.connection_pool import ConnectionPool
+from atoll_wire.connections.link_speed import LinkSpeed, port_of
 from atoll_wire.connections.parallel_connections import ParallelConnections
 from atoll_wire.messages.frame_messages import FrameStub
 from atoll_wire.messages.message_parts import REPLY_BYTES
@@ -139,6 +140,7 @@ class Link:
         self.carriers = ConnectionPool(frames, clock, 1, MAX_CARRIERS)
         self.up = ParallelConnections(frames, clock)
         self.down = ParallelConnections(frames, clock)
+        self.speed = LinkSpeed(port_of(address), clock)
         self.transfers = Transfers(clock)
 
     def _dial(self, options: Sequence[tuple[str, int]]) -> tuple[FrameStub, grpc.aio.Channel]:
@@ -160,6 +162,14 @@ class Link:
         """Records a response time. after_s: seconds until an answer that did not wait behind a frame."""
         self.up.answered(after_s)
         self.down.answered(after_s)
+
+    @property
+    def fast(self) -> bool:
+        """Whether the link is short, and carries payloads faster than the compressor makes them smaller.
+
+        A long link is never fast in this sense, since traffic over it usually costs money.
+        """
+        return not self.up.far and self.speed.exceeds_compressor
 
     @property
     def round_trip_s(self) -> float:

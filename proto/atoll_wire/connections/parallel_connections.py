@@ -27,8 +27,6 @@ WINDOW_S, WINDOW_ARRIVALS = 2.0, 6  # a rate needs at least this many seconds of
 HURT = 0.95  # the number of connections is halved if the rate falls below this fraction of the rate with half as many
 REST_S = 30.0  # seconds before more connections are tried again
 ENOUGH = 150e6  # bytes/s; above this rate the CPU is the limit
-FAST = 75e6  # bytes/s; zstd needs more time to save a byte of int4 codes than such a link to carry it, on busy CPUs
-SAMPLE_BYTES, SAMPLE_S = 4 << 20, 0.01  # a sample of a rate has at least this many bytes and seconds of transfer
 QUICK_S = 0.25  # frames are quick if their acknowledgement takes less than this many seconds
 FIRST_TAKEN_S, SHARE = 1.0, 1 / 8  # first estimate of the seconds to an acknowledgement; weight of the newest time
 
@@ -101,24 +99,6 @@ class ConnectionCount:
             self._before = None
 
 
-class TransferRate:
-    """PURE: measures the rate of a short link, to decide whether compression pays."""
-
-    def __init__(self) -> None:
-        self.bytes_per_s = 0.0  # of the last sample; 0: unknown
-        self._bytes = 0
-        self._busy_s = 0.0
-
-    def arrived(self, size_bytes: int, busy_s: float) -> None:
-        """Records that frames arrived. busy_s: transfer time in seconds."""
-        self._bytes += size_bytes
-        self._busy_s += busy_s
-        if self._bytes >= SAMPLE_BYTES and self._busy_s >= SAMPLE_S:
-            self.bytes_per_s = self._bytes / self._busy_s
-            self._bytes = 0
-            self._busy_s = 0.0
-
-
 class TransferProgress:
     """The progress of one upload or fetch. A rate is measured only while frames wait to be sent."""
 
@@ -146,7 +126,6 @@ class ParallelConnections:
         self._clock = clock
         self._pool = ConnectionPool(dial, clock, 1, MIN_CONNECTIONS, MIN_CONNECTIONS)
         self._width = ConnectionCount()
-        self._rate = TransferRate()
         self._turns = asyncio.Semaphore(SLOTS * MIN_CONNECTIONS)
         self._capacity = SLOTS * MIN_CONNECTIONS
         self._arrived_at = 0.0
@@ -171,12 +150,9 @@ class ParallelConnections:
         return frame_messages.FRAMES_PER_MESSAGE if quick else 1
 
     @property
-    def fast(self) -> bool:
-        """Whether the link is short, and carries payloads faster than a compressor makes them smaller.
-
-        A long link is never fast in this sense, since traffic over it usually costs money.
-        """
-        return not self._width.far and self._rate.bytes_per_s >= FAST
+    def far(self) -> bool:
+        """See `ConnectionCount.far`."""
+        return self._width.far
 
     @property
     def spare(self) -> bool:
@@ -247,7 +223,6 @@ class ParallelConnections:
             self._taken_s += SHARE * (each_s - self._taken_s)
         if self._waiting:  # otherwise the transfer is about to end, and some connections are idle
             self._width.arrived(size_bytes, now - self._arrived_at, now)
-            self._rate.arrived(size_bytes, now - self._arrived_at)
         self._arrived_at = now
         self._widen()
 

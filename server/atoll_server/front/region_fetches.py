@@ -266,7 +266,7 @@ class RegionFetches:
         method = "Read" if isinstance(request, pb.ReadRequest) else "Fetch"
         asked: Any = type(request)()
         asked.CopyFrom(request)
-        asked.fast = link.down.fast
+        asked.fast = link.fast
         with (
             link.carriers.use() as connection,
             open_stream(method, getattr(connection.stub, method)(asked)) as call,

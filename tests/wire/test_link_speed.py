@@ -1,0 +1,92 @@
+"""Payloads stay uncompressed on short links that are faster than the compressor."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from atoll_wire.connections import link_speed
+from atoll_wire.connections.link import Link
+from atoll_wire.connections.link_speed import LOOK_S, SAVED, LinkSpeed, delivery_rate, port_of
+from atoll_wire.connections.parallel_connections import ANSWERS, FAR_S
+from atoll_wire.security.transport import TransportSecurity
+
+from tests.clocks import SetClock
+
+
+def test_a_link_is_fast_if_it_carries_more_than_the_compressor_saves():
+    clock, rates = SetClock(), {7070: 0.9 * SAVED}
+    speed = LinkSpeed(7070, clock, rates.__getitem__)
+    assert not speed.exceeds_compressor
+    rates[7070] = 1.1 * SAVED
+    assert not speed.exceeds_compressor, "the kernel is not asked again within LOOK_S"
+    clock.steady += 1.1 * LOOK_S
+    assert speed.exceeds_compressor
+
+
+def test_the_compressor_is_measured(monkeypatch):
+    clock = SetClock()
+    speed = LinkSpeed(7070, clock, lambda _: SAVED / 2)
+
+    def pack(content: np.ndarray, *, compressed: bool) -> bytes:
+        clock.steady += 1.0  # saves SAVED / 4 bytes per second
+        return bytes(len(content) - int(SAVED / 4)) if compressed else bytes(len(content))
+
+    monkeypatch.setattr(link_speed.frame_codec, "pack", pack)
+    content = np.zeros(int(SAVED), np.uint8)
+    assert not speed.exceeds_compressor
+    for _ in range(20):
+        speed.packed([content], compressed=False)
+    assert not speed.exceeds_compressor, "uncompressed payloads say nothing about the compressor"
+    for _ in range(20):
+        speed.packed([content], compressed=True)
+    assert speed.exceeds_compressor
+
+
+def test_a_long_link_is_never_fast():
+    clock = SetClock()
+    link = Link("127.0.0.1:7070", TransportSecurity(), clock)
+    link.speed = LinkSpeed(7070, clock, lambda _: 10 * SAVED)
+    assert link.fast
+    for _ in range(ANSWERS):
+        link.answered(2 * FAR_S)
+    assert not link.fast, "traffic over long links costs money"
+
+
+@contextlib.contextmanager
+def connected(sent_bytes: int) -> Iterator[int]:
+    """Sends bytes over loopback. Yields the receiver's port while the connection is open."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def receive() -> None:
+            with server.accept()[0] as theirs:
+                while theirs.recv(1 << 20):
+                    pass
+
+        receiver = threading.Thread(target=receive)
+        receiver.start()
+        with socket.create_connection(("127.0.0.1", port)) as mine:
+            mine.sendall(bytes(sent_bytes))
+            yield port
+        receiver.join()
+
+
+def test_the_kernel_knows_the_rate_of_loopback():
+    with connected(32 << 20) as port:
+        assert delivery_rate(port) > SAVED
+        assert delivery_rate(port) > SAVED, "the connection is still open after the first look"
+        assert delivery_rate(1) == 0.0
+    assert delivery_rate(port) == 0.0, "the connection is closed"
+
+
+@pytest.mark.parametrize(
+    ("address", "port"),
+    [("core:7070", 7070), ("[::1]:7071", 7071), ("unix:/run/atoll:7070", None), ("hostile", None)],
+)
+def test_only_a_tcp_address_has_a_port(address, port):
+    assert port_of(address) == port
