@@ -64,6 +64,8 @@ class FrontService(rpc.OuterServicer):
             core.answered(link)
             if reply.state == pb.JoinReply.STATE_READY:
                 await self._routes.placed(reply)
+            if reply.settings.compression == pb.COMPRESSION_AUTO:  # the learner does not know the link to the core
+                reply.settings.compression = pb.COMPRESSION_ALWAYS
             session = pb.Session(
                 run=reply.run,
                 learner=request.learner,
