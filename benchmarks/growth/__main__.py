@@ -126,7 +126,7 @@ def of_shards() -> Iterator[Point]:
 
 
 def of_storm() -> Iterator[Point]:
-    """Learners that join within a second and fetch everything, beside one run."""
+    """Learners that join within a second and fetch everything of one run."""
     for newcomers in (NEWCOMERS // 4, NEWCOMERS):
         with synthetic_run(SMALL) as run:
             words = [str(newcomers), str(SMALL), str(run.place), run.address]

@@ -33,6 +33,7 @@ class Deaf:
     def submit(self, taken: Submission) -> None:
         if not taken.received:  # like `Sender`
             taken.received = True
+            assert taken.outstanding.coded is not None  # like `Sender`, since only few may wait to be coded
             self.taken.append(taken.outstanding)
 
 
