@@ -43,6 +43,7 @@ OTHERS = {  # command and option: why its variable does not follow the rule
 }
 SHOWING = {
     "status", "receipts", "checkpoint list", "context list", "context show", "certs show", "certs list", "doctor",
+    "checkpoint verify", "checkpoint backup", "replay",
 }  # fmt: skip
 MEASURING = {  # commands whose --json takes a path
     "demo", "chaos", "plan", "simulate goodput", "simulate bandwidth", "simulate scavenging", "simulate hardware",

@@ -128,8 +128,8 @@ def _links(links: Sequence[pb.LinkStatus], form: Format, most: int | None) -> Ta
 
 def _behind(link: pb.LinkStatus, form: Format) -> str:
     """Returns the number of learners behind a link; in the wide form of a front, also the first names."""
-    count = str(len(link.learners))
-    return f"{count} ({escape(named(link.learners))})" if form is Format.WIDE and link.front and link.learners else count
+    names = f" ({escape(named(link.learners))})" if form is Format.WIDE and link.front and link.learners else ""
+    return f"{len(link.learners)}{names}"
 
 
 def _datasets(reply: pb.StatusReply, form: Format) -> Table:
