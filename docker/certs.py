@@ -20,7 +20,8 @@ CORE = ["core", "localhost", "127.0.0.1", "relay-eu", "relay-us", "relay-ap", "s
 WANTED: list[tuple[str, Role, str, list[str]]] = [
     ("home", Role.CORE, "home", CORE),
     ("operator", Role.OPERATOR, "demo", []),
-    ("dashboard", Role.OPERATOR, "dashboard", []),
+    ("viewer", Role.VIEWER, "core", []),
+    ("dashboard", Role.VIEWER, "dashboard", []),
     *((f"{region}/front", Role.FRONT, region, [f"front-{region}"]) for region in REGIONS),
     *((f"{region}/learner", Role.LEARNER, f"{region}.*", []) for region in REGIONS),
 ]
@@ -44,7 +45,7 @@ def make(root: Path, *, renew: bool = False, revoke: str = "") -> None:
             print(f"issued {role.value}/{name}")
     if not (root / "operator/token").exists():
         hand_over(tokens.new(authority / "tokens", "demo") + "\n", root / "operator/token")
-        hand_over((authority / "tokens").read_text(), root / "operator/tokens")
+    hand_over((authority / "tokens").read_text(), root / "viewer/tokens")  # their hashes, which the core needs
     revoked = authority / "revoked"  # cores and fronts read their copies again after each change
     if not revoked.exists():
         revoked.touch()

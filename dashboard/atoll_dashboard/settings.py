@@ -15,7 +15,7 @@ LOCAL_NAMES = ("localhost",)  # in addition to all IP addresses
 
 
 class DashboardSettings(Certificates):
-    """The options of `atoll dashboard`. With TLS, the core requires an operator's certificate, or a token."""
+    """The options of `atoll dashboard`. With TLS, the core requires a viewer's certificate."""
 
     command: ClassVar[str] = "dashboard"
 

@@ -43,6 +43,7 @@ OTHERS = {  # command and option: why its variable does not follow the rule
 }
 SHOWING = {
     "status", "receipts", "checkpoint list", "context list", "context show", "certs show", "certs list", "doctor",
+    "checkpoint verify", "checkpoint backup", "replay",
 }  # fmt: skip
 MEASURING = {  # commands whose --json takes a path
     "demo", "chaos", "plan", "simulate goodput", "simulate bandwidth", "simulate scavenging", "simulate hardware",
@@ -207,6 +208,21 @@ def test_a_status_names_its_silent_learners_above_the_tables():
         learner.state = "silent"
     text = printed(shown(reply, Format.TABLE), 100)
     assert "silent: eu-west.gpu-0 for 1.5 min, eu-west.gpu-1 for 38 s. Read their logs" in text
+
+
+def test_the_wide_status_names_the_learners_behind_a_front():
+    reply = status()
+    reply.links.add(name="eu", front=True, state="connected", learners=[f"eu.gpu-{number}" for number in range(2000)])
+    reply.links.add(name="us", front=True, state="connected", learners=["us.gpu-0", "us.gpu-1"])
+    reply.links.add(name="ap", front=True, state="connected")
+    wide = printed(shown(reply, Format.WIDE), 250)
+    first = ", ".join(f"eu.gpu-{number}" for number in range(8))
+    assert f" 2000 ({first} and 1992 more)  no limit" in wide
+    assert " 2 (us.gpu-0, us.gpu-1) " in wide
+    assert re.search(r"front ap .* 0 +no limit", wide)
+    narrow = printed(shown(reply, Format.TABLE), 80)
+    assert "gpu-0, eu" not in narrow
+    assert re.search(r"front eu .* 2000 +no limit", narrow)
 
 
 def test_a_receipt_fits_80_columns_in_one_row():

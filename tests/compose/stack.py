@@ -75,8 +75,12 @@ class Stack:
         return bool(found) and all(each["State"].get("Health", {}).get("Status") == "healthy" for each in found)
 
     def atoll(self, *words: str) -> str:
-        """Runs a subcommand of `atoll` as the operator, in the core's container."""
+        """Runs a subcommand of `atoll` as a viewer, in the core's container."""
         return self.compose("exec", "-T", "core", "atoll", *words)
+
+    def operator(self, *words: str) -> str:
+        """Runs a subcommand of `atoll` as the operator."""
+        return self.compose("run", "--rm", "operator", *words)
 
     def status(self) -> dict[str, Any]:
         """Returns the run's status."""

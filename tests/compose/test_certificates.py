@@ -22,7 +22,7 @@ SPEC.loader.exec_module(certs)
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    for name in ("authority", "home", "operator", "dashboard", *certs.REGIONS):  # the volumes
+    for name in ("authority", "home", "operator", "viewer", "dashboard", *certs.REGIONS):  # the volumes
         (tmp_path / name).mkdir(mode=0o750)
     certs.make(tmp_path)
     return tmp_path
@@ -65,6 +65,18 @@ def test_renew_issues_all_certificates_again_and_keeps_the_token(root):
     certs.make(root, renew=True)
     assert not set(before.values()) & set(_serials(root).values())
     assert (root / "operator/token").read_text() == token
+
+
+def test_the_cores_containers_can_only_show_the_run(root):
+    """They mount `viewer`, which has no certificate or token with which a command changes the run."""
+    services = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]
+    mounting = {name for name, each in services.items() for volume in each.get("volumes", ()) if "operator:" in volume}
+    assert mounting == {"certs", "operator", "operator-token"}
+    for folder in ("viewer", "dashboard"):
+        assert read_certificate(root / folder).identity.startswith("viewer/")
+    token = (root / "operator/token").read_text().strip()
+    assert not any(token in path.read_text() for path in (root / "viewer").iterdir())
+    assert services["core"]["environment"]["ATOLL_TLS"] == "/etc/atoll/viewer"
 
 
 def test_a_changed_list_of_revoked_certificates_reaches_cores_and_fronts(root):

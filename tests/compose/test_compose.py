@@ -115,7 +115,7 @@ def test_the_dashboard_shows_the_run_and_acts_with_an_operators_token(stack, up)
     with pytest.raises(urllib.error.HTTPError) as refused:
         stack.page("actions/checkpoint", token="nonsense")
     assert refused.value.code == 401
-    token = stack.compose("exec", "-T", "core", "cat", "/etc/atoll/operator/token").strip()
+    token = stack.compose("run", "--rm", "operator-token").strip()
     assert "is durable" in stack.page("actions/checkpoint", token=token)["said"]
 
 

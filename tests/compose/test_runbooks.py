@@ -21,7 +21,7 @@ HERE = {  # what the runbooks name -> the same in the demo
     "certs/learner-eu-west": "/etc/atoll/tls/learner",
     "certs/front-eu": "/etc/atoll/tls/front",
     "certs/core-home": "/etc/atoll/tls",
-    "certs/operator-alice": "/etc/atoll/operator",
+    "certs/operator-alice": "/etc/atoll/viewer",
     "--name eu-west": "--name eu.west",
     "--dir run": "--dir /var/lib/atoll/run",
     "verify run": "verify /var/lib/atoll/run",
@@ -32,7 +32,7 @@ PLACES = {"tls/learner": "learner-eu", "tls/front": "front-eu"}  # a part of a c
 @pytest.fixture(scope="module")
 def training(stack: Stack, up):
     """Waits until each learner's work was merged and a snapshot taken. Returns a learner's name."""
-    stack.atoll("checkpoint", "take")
+    stack.operator("checkpoint", "take")
     until(lambda: int(stack.status()["contributions"]["merged"]) > 4)
     return next(each["learner"] for each in stack.status()["learners"] if each["region"] == "eu")
 
@@ -83,7 +83,7 @@ def _states(stack: Stack) -> dict[str, str]:
     return {each["learner"]: each["state"] for each in stack.status()["learners"]}
 
 
-def test_an_operator_in_the_core_container_sees_all_learners(stack: Stack, training):
+def test_a_viewer_in_the_core_container_sees_all_learners(stack: Stack, training):
     learners = json.loads(_run(stack, ["exec", "core", "atoll", "status", "--json"]))["learners"]
     assert {each["region"] for each in learners} == {name.removeprefix("learner-") for name in LEARNERS}
 

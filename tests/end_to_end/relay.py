@@ -28,6 +28,7 @@ class Relay:
         self.bytes_up, self.accepted, self.spent = 0, 0, 0  # spent: connections that carried most_down
         self._down: dict[socket.socket, int] = {}  # learner's socket -> bytes to it
         self._stalled: set[socket.socket] = set()  # the learner's sockets of silent connections
+        self._silent, self.silenced = False, 0  # whether new connections are silent; number of these
         self._peer: dict[socket.socket, socket.socket] = {}
         self._up: set[socket.socket] = set()  # the learner's sockets
         self._lock = threading.Lock()
@@ -44,6 +45,14 @@ class Relay:
                 self._selector.unregister(end)
                 self._stalled.add(end)
             self._peer.clear()
+
+    def silence(self, *, silent: bool = True) -> None:
+        """Silences all current connections and, until `silence(silent=False)`, new ones, as a route without a way back.
+
+        Connections that are silent stay silent.
+        """
+        self.stall()
+        self._silent = silent
 
     def reset(self) -> None:
         """Resets all connections. New ones are accepted."""
@@ -79,6 +88,10 @@ class Relay:
 
     def _accept(self) -> None:
         learner, _ = self._listener.accept()
+        if self._silent:
+            self.silenced += 1
+            self._stalled.add(learner)
+            return
         try:
             core = socket.create_connection(self._target)
         except OSError:  # the core is restarting; the learner must see an error, too

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import shutil
 import signal
@@ -221,6 +222,19 @@ def test_verify_and_restore_find_a_damaged_file(backup, tmp_path, capsys, patter
     with pytest.raises(BackupError):
         restore_backup(backup, tmp_path / "there")
     assert (tmp_path / "there" / RESTORING).exists() == (path.name != RECORD), "no core starts there"
+
+
+def test_a_backup_prints_one_object_for_programs(stopped, tmp_path):
+    root = tmp_path / "backups"
+    done = atoll("backup", root, "--dir", stopped, "-o", "jsonl")
+    assert done.returncode == 0, done.stderr
+    [path], found = backups_in(root), json.loads(done.stdout)
+    record = read_record(path)
+    assert (found["path"], found["taken_at"], found["merges"]) == (str(path), record.taken_at, record.merges())
+    assert found["copied_bytes"] > 0
+    every = atoll("backup", root, "--dir", stopped, "--every-s", "60", "--json")
+    said = "--every-s and --json cannot be combined: give --output jsonl for one line per backup"
+    assert (every.returncode, said in every.stderr) == (2, True)
 
 
 @pytest.mark.ci

@@ -374,8 +374,8 @@ def test_verify_reports_without_a_core_what_a_start_would_find(template, tmp_pat
         assert all(case.warns in line for line in warnings)
 
 
-def type_verify(directory: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "atoll.cli", "checkpoint", "verify", str(directory)]
+def type_verify(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "atoll.cli", "checkpoint", "verify", str(directory), *options]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -386,6 +386,22 @@ def test_verify_names_each_part_of_a_sound_directory(template, tmp_path):
     parts = [line.partition(":")[0] for line in done.stdout.splitlines()]
     assert parts[:-1] == ["ledger pages", "initial parameters", "snapshots", "start", "payloads", "ledger rows"]
     assert done.stdout.splitlines()[-1] == f"a core can start from {tmp_path / 'run'}"
+
+
+@pytest.mark.parametrize("form", ["json", "jsonl"])
+def test_verify_prints_one_object_for_programs(template, tmp_path, form):
+    shutil.copytree(template, tmp_path / "run")
+    DAMAGE["newest snapshot is cut"].damage(tmp_path / "run")
+    done = type_verify(tmp_path / "run", "-o", form)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["directory"] == str(tmp_path / "run")
+    states = {each["part"]: each["state"] for each in found["parts"]}
+    assert [*states] == ["ledger pages", "initial parameters", "snapshots", "start", "payloads", "ledger rows"]
+    assert {part for part, state in states.items() if state != "ok"} == {"snapshots"}
+    [snapshots] = (each for each in found["parts"] if each["part"] == "snapshots")
+    assert snapshots["intact_files"] == snapshots["files"] - 1
+    assert len(found["warnings"]) == 1
 
 
 def test_verify_finds_a_ledger_with_random_bytes_in_its_middle(template, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,21 @@ def test_a_recorded_run_is_repeated_byte_for_byte(recorded, tmp_path):
     exported = tmp_path / "exported.safetensors"
     assert atoll("checkpoint", "export", exported, "--dir", recorded)[0] == 0
     assert out.read_bytes() == exported.read_bytes()
+
+
+def test_a_replay_prints_one_object_for_programs(recorded, tmp_path):
+    out = tmp_path / "again.safetensors"
+    code, said, error = atoll("replay", recorded, "--out", out, "-o", "jsonl")
+    assert (code, error) == (0, "")
+    merges = sum(state.version for state in read_run(recorded).states.values())
+    assert json.loads(said) == {
+        "merges": merges, "changes": [], "identical": True, "snapshot": False, "apart": 0.0, "out": str(out),
+    }  # fmt: skip
+    assert out.exists()
+    changed = json.loads(atoll("replay", recorded, "--set", "outer_lr=0.7", "--json")[1])
+    assert changed["changes"] == ["outer_lr=0.7"]
+    assert changed["apart"] > 0
+    assert not changed["identical"]
 
 
 @pytest.mark.ci

@@ -137,8 +137,8 @@ def test_a_core_does_not_start_with_an_invalid_list(region, tmp_path):
 
 
 def test_an_evicted_member_does_not_come_back_under_another_name_of_its_fleet(region):
-    fleet = region.fleet("us.*")
-    for name in ("us.gone", "us.honest"):
+    fleet, others = region.fleet("us.*"), region.fleet("us.honest", "us.away")
+    for name in ("us.gone", "us.honest", "us.away"):
         assert join(region.home.address, fleet, request(name)).token
     with region.home.operator() as operator:
         operator.Evict(pb.EvictRequest(learner="us.gone", reason="wrong values"), timeout=WAIT_S)
@@ -147,24 +147,30 @@ def test_an_evicted_member_does_not_come_back_under_another_name_of_its_fleet(re
             region.home.stop()
             region.home.start()
         for number, where in enumerate(("core", "front")):
+            new = 1000 + 10 * restarted + number  # a nonce
             with calling(region.at(where), TransportSecurity(fleet)) as stub:
-                asked = request(f"us.{where}", fleet="")
-                eventually(lambda asked=asked, stub=stub: denied(stub, asked), WAIT_S)
-                error = refused(lambda asked=asked, stub=stub: stub.Join(asked, timeout=WAIT_S))
-                assert error.code() is DENIED, error.details()
-                assert error.details() == (
-                    f'the certificate "us.*" is not for new names such as "us.{where}", since it is also for the '
-                    'evicted learner "us.gone": issue a certificate for the new name only, or readmit the learner '
-                    "(atoll evict us.gone --undo)"
-                )
-                again = taken_over(stub, request("us.honest", nonce=1000 + 10 * restarted + number))
-                assert again.state == pb.JoinReply.STATE_READY, "the fleet's other learners may restart"
+                for asked in (request(f"us.{where}", fleet=""), request("us.away", nonce=new, fleet="us.honest")):
+                    eventually(lambda asked=asked, stub=stub: denied(stub, asked), WAIT_S)
+                    error = refused(lambda asked=asked, stub=stub: stub.Join(asked, timeout=WAIT_S))
+                    assert error.code() is DENIED, error.details()
+                    assert error.details() == (
+                        f'the certificate "us.*" is not for new processes such as "{asked.learner}", since it is also '
+                        'for the evicted learner "us.gone": issue a certificate without this name, or readmit the '
+                        "learner (atoll evict us.gone --undo)"
+                    )
+                again = stub.Join(request("us.honest"), timeout=WAIT_S)
+                assert again.state == pb.JoinReply.STATE_READY, "the fleet's other processes continue"
                 assert refused(lambda stub=stub: stub.Join(request("us.gone"), timeout=WAIT_S)).code() is not DENIED
+            with calling(region.at(where), TransportSecurity(others)) as stub:
+                again = taken_over(stub, request("us.away", nonce=new))
+                assert again.state == pb.JoinReply.STATE_READY, "the evicted learner lacks this certificate"
     own = region.papers.learner("us.core")
     assert join(region.home.address, own, request("us.core")).token, "its own certificate is not the fleet's"
     with region.home.operator() as operator:
         operator.Evict(pb.EvictRequest(learner="us.gone", reason=""), timeout=WAIT_S)
     assert join(region.eu.address, fleet, request("us.front")).token
+    with calling(region.eu.address, TransportSecurity(fleet)) as stub:
+        assert taken_over(stub, request("us.away", nonce=2000)).state == pb.JoinReply.STATE_READY
 
 
 def denied(stub: rpc.OuterStub, asked: pb.JoinRequest) -> bool:

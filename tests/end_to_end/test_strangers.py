@@ -278,6 +278,48 @@ def test_operators_are_told_by_their_certificate(home, papers):
     assert any(act["act"] == "operator refused" for act in audited(home))
 
 
+READS = {  # the calls of operators that viewers may make
+    "Status": pb.StatusRequest(),
+    "ListReceipts": pb.ListReceiptsRequest(limit=1),
+    "ListRounds": pb.ListRoundsRequest(last=1),
+    "ListEvents": pb.ListEventsRequest(),
+    "ListCheckpoints": pb.ListCheckpointsRequest(),
+}
+ACTIONS = {
+    "TakeCheckpoint": pb.TakeCheckpointRequest(),
+    "ExportCheckpoint": pb.ExportCheckpointRequest(initial=True),
+    "Evict": pb.EvictRequest(learner="nobody"),
+    "Pause": pb.PauseRequest(),
+}
+
+
+@pytest.mark.parametrize("role", list(Role), ids=lambda role: role.value)
+def test_a_viewer_only_reads_and_only_an_operator_acts(home, papers, role):
+    assert READS.keys() | ACTIONS.keys() == {m.name for m in pb.DESCRIPTOR.services_by_name["Operator"].methods}
+    own = issue(papers.place, role, "each", HERE if role in {Role.CORE, Role.FRONT} else (), 1)
+    may = READS.keys() if role is Role.VIEWER else READS.keys() | ACTIONS.keys() if role is Role.OPERATOR else set()
+    with TransportSecurity(own).dial_and_wait(home.address) as channel:
+        for method, asked in (READS | ACTIONS).items():
+            said = _refusal(rpc.OperatorStub(channel), method, asked)
+            assert (said is None) == (method in may), method
+            if said is not None and role is Role.VIEWER:
+                assert said == (
+                    'the certificate of viewer "each" allows only calls that show the run, but this call is for '
+                    "operators: give an operator's certificate (atoll certs issue operator NAME)"
+                )
+
+
+def _refusal(stub: rpc.OperatorStub, method: str, asked) -> str | None:
+    """Returns the reason with which a call was denied, or None if its caller may make it."""
+    try:
+        found = getattr(stub, method)(asked, timeout=20)
+        if method == "ExportCheckpoint":
+            list(found)
+    except grpc.RpcError as error:
+        return error.details() if error.code() is DENIED else None
+    return None
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

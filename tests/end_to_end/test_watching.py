@@ -15,10 +15,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.end_to_end.relay import relay
 from tests.end_to_end.test_operators import atoll
-from tests.end_to_end.world import Trainee, core
+from tests.end_to_end.world import Trainee, core, eventually
 
-RETURN_S = 3.0  # the watch needs two seconds, and this test some time to read the screen
+RETURN_S = 2.0  # limit on the time from a core's return until a watch shows it
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -75,6 +76,24 @@ def test_the_watch_refreshes_and_shows_its_age_while_the_core_is_away(tmp_path):
             os.close(terminal)
         end.append(True)
         trainee.done()
+
+
+def test_the_watch_shows_the_core_two_seconds_after_a_silent_route_returns(tmp_path):
+    with core(tmp_path) as running, relay(running.address) as route:
+        command = [sys.executable, "-m", "atoll.cli", "status", "--server", route.address, "--watch", "-o", "jsonl"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+            assert watching.stdout is not None
+            watching.stdout.readline()
+            route.silence()
+            for attempts in (1, 2):
+                eventually(lambda attempts=attempts: route.silenced >= attempts)
+            route.silence(silent=False)  # just after the start of an attempt, which fails
+            began, at = time.monotonic(), time.time()
+            while json.loads(watching.stdout.readline())["at"] < at:
+                pass
+            assert time.monotonic() - began < RETURN_S
+            watching.send_signal(signal.SIGINT)
+            assert watching.wait(20) == 0
 
 
 def test_watch_and_json_cannot_be_combined():

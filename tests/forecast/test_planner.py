@@ -18,6 +18,7 @@ from atoll_forecast.planning.job import Job, Region
 from atoll_forecast.planning.planner import LEARNER_BYTES, LINK_SHARE, SHARD_BYTES, plan, trip_steps
 from atoll_forecast.planning.shards import WAITING_BYTES, Sharding, backup_bytes, disk_bytes, sharding
 from atoll_forecast.planning.tables import plan_json, plan_tables
+from atoll_server.links.links import duration
 from atoll_server.memory_budget import needed_bytes
 from atoll_wire.errors import UsageError
 from rich.console import Console
@@ -199,7 +200,6 @@ def test_more_contributions_than_a_core_was_measured_with_give_a_warning():
     made = plan(Job(1e6, 0.1, (Region("a", 1000, 1e11, 0.03),)))
     assert any("10000 contributions per second" in warning for warning in made.warnings)
     assert made.disk_bytes == pytest.approx((48 + 12 + 4 + 0.5 * 1000 * 4) * 1e6)  # the sum in k8s/atoll/values.yaml
-    assert not made.losses, "without its only region, a run has no learners"
 
 
 def test_long_steps_are_planned_as_quickly_as_short_ones():
@@ -234,6 +234,19 @@ def test_a_lost_region_leaves_the_others():
     assert {loss.region: loss.pace for loss in made.losses} == {"eu": 0.75, "us": 0.25}
     outer_step_s = made.settings.inner_steps * 1.0
     assert [loss.budget_s for loss in made.losses] == [(made.settings.max_staleness - 1) * outer_step_s] * 2
+
+
+def test_a_plan_for_one_region_states_how_long_an_outage_may_last():
+    job = Job(1e9, 1.0, (WIDE,))
+    made = plan(job)
+    [lost] = made.losses
+    assert (lost.region, lost.pace) == ("eu", 0.0)
+    assert lost.budget_s == (made.settings.max_staleness - 1) * made.settings.inner_steps
+    screen = Console(width=100, record=True, file=io.StringIO())
+    screen.print(*plan_tables(job, made))
+    [row] = re.findall(r"work is discarded after\n(.*)", screen.export_text())
+    assert row.split()[:2] == ["eu", "0%"]
+    assert row.endswith(duration(lost.budget_s))
 
 
 def test_the_chart_accepts_the_written_values(tmp_path):

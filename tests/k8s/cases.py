@@ -47,7 +47,7 @@ OTHERS: dict[str, Any] = {
     "tls.certManager.enabled": False, "tls.certManager.issuerRef.name": "x",
     "tls.certManager.issuerRef.kind": "ClusterIssuer", "tls.certManager.issuerRef.group": "x.example.com",
     "tls.revokedConfigMap": "x",
-    "core.enabled": False, "core.shards": 2, "core.standby": True, "core.operatorTlsSecret": "x",
+    "core.enabled": False, "core.shards": 2, "core.standby": True, "core.viewerTlsSecret": "x",
     "core.shardDomain": "shards.example.com",
     "core.hosts": ["x"], "core.operatorTokensSecret": "x", "core.extraArgs": ["--record"],
     "core.backup.enabled": True, "core.backup.everySeconds": 60, "core.backup.keep": 9,

@@ -53,20 +53,20 @@ def test_without_a_standby_one_container_serves(rendered):
 
 
 def test_atoll_status_works_in_the_cores_pod(rendered):
-    """`kubectl exec atoll-core-0 -- atoll status` calls the core of this pod as an operator."""
+    """`kubectl exec atoll-core-0 -- atoll status` calls the core of this pod as a viewer."""
     answer = rendered["everything"]
     (process,) = pods(answer)["core"]["containers"]
     variables = {each["name"]: each["value"] for each in process["env"]}
-    assert variables == {"ATOLL_SERVER": "localhost:7070", "ATOLL_TLS": "/etc/atoll/operator"}
+    assert variables == {"ATOLL_SERVER": "localhost:7070", "ATOLL_TLS": "/etc/atoll/viewer"}
     assert str(parsed(process["args"])["tls"]) == "/etc/atoll/tls", "the process has the core's certificate"
     (mount,) = [each for each in process["volumeMounts"] if each["mountPath"] == variables["ATOLL_TLS"]]
     assert mount["readOnly"]
     (volume,) = [each for each in pods(answer)["core"]["volumes"] if each["name"] == mount["name"]]
-    made = one(answer, "Certificate", "atoll-operator")["spec"]
-    assert volume["secret"]["secretName"] == made["secretName"] == "atoll-operator"
-    assert volume["secret"]["optional"], "the core starts before the operator's certificate exists"
+    made = one(answer, "Certificate", "atoll-viewer")["spec"]
+    assert volume["secret"]["secretName"] == made["secretName"] == "atoll-viewer"
+    assert volume["secret"]["optional"], "the core starts before the viewer's certificate exists"
     assert {each["path"] for each in volume["secret"]["items"]} == {"ca.pem", "cert.pem", "key.pem"}
-    assert made["uris"] == [f"atoll://{Role.OPERATOR.value}/atoll-core"]
+    assert made["uris"] == [f"atoll://{Role.VIEWER.value}/atoll-core"]
     assert made["usages"] == ["digital signature", "client auth"]
     assert "localhost" in one(answer, "Certificate", "atoll-core")["spec"]["dnsNames"]
     assert "exec atoll-core-0 -- atoll status" in rendered["home"]["notes"]
@@ -87,7 +87,7 @@ def test_helm_test_asks_the_core_and_a_learners_front(rendered):
     assert parsed(status[1:])["server"] == "atoll-core:7070"
     assert list(parsed(doctor[1:])["server"]) == ["atoll-front:7071"]
     assert parsed(doctor[1:])["name"] == "eu.atoll-learner-0", "the learners' certificate covers this name"
-    for name, secret in {"atoll-test-core": "atoll-operator", "atoll-test-learner": "atoll-learner"}.items():
+    for name, secret in {"atoll-test-core": "atoll-viewer", "atoll-test-learner": "atoll-learner"}.items():
         assert [each["secret"]["secretName"] for each in tests[name]["spec"]["volumes"] if "secret" in each] == [secret]
     assert [each["metadata"]["name"] for each in rendered["home"]["objects"] if each["kind"] == "Pod"] == [
         "atoll-test-core"

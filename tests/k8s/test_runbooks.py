@@ -15,7 +15,7 @@ from tests.k8s.cases import one, parsed
 
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(600)]
 
-CASE = "everything"  # core, front, learner and dashboard in one release, with an operator's certificate
+CASE = "everything"  # core, front, learner and dashboard in one release, with a viewer's certificate
 NAMESPACE = "atoll"  # of the release
 MONITORING = "monitoring"  # the namespace of Prometheus, which the chart does not install
 TOOLS = {"tail", "du", "sh"}  # in the base image
@@ -119,11 +119,11 @@ def test_a_wrong_command_is_found(wrong: str, rendered):
         test_a_kubectl_command_names_what_the_chart_renders(RunbookCommand(wrong), rendered)
 
 
-def test_an_operator_can_query_the_core_in_its_pod(rendered):
+def test_a_viewer_can_query_the_core_in_its_pod(rendered):
     core = _named(rendered[CASE], "atoll-core-0").container
     variables = {each["name"]: each.get("value") for each in core["env"]}
-    assert variables == {"ATOLL_TLS": "/etc/atoll/operator", "ATOLL_SERVER": "localhost:7070"}
-    assert {"name": "operator", "mountPath": "/etc/atoll/operator", "readOnly": True} in core["volumeMounts"]
+    assert variables == {"ATOLL_TLS": "/etc/atoll/viewer", "ATOLL_SERVER": "localhost:7070"}
+    assert {"name": "viewer", "mountPath": "/etc/atoll/viewer", "readOnly": True} in core["volumeMounts"]
     hosts = one(rendered[CASE], "Certificate", "atoll-core")["spec"]["dnsNames"]
     assert "localhost" in hosts
     assert "--tls=/etc/atoll/tls" in core["args"], "the core's own certificate takes precedence over the variable"

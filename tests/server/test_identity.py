@@ -138,19 +138,21 @@ def test_only_learners_certificates_are_for_fleets():
     assert json.dumps(brief("a b c d e")) == '"a b c and 2 more"'
 
 
-def test_a_fleets_certificate_is_not_for_new_names_while_one_of_its_learners_is_evicted():
+def test_a_fleets_certificate_is_not_for_new_processes_while_one_of_its_learners_is_evicted():
     registry = LearnerRegistry(100)
     for number, name in enumerate(("us.a", "us.b", "eu.a"), 1):
         registry.join(name, "", number, 0, 0.0, b"", b"", 0.0, 0.0)
-    check_fleet(registry, "us.new", "us.*")
+    check_fleet(registry, "us.new", "us.*", 9)
     registry.evict(registry.entries["us.a"], "wrong values", 1.0)
-    for fleet in ("us.*", "us.new us.a"):
+    for name, fleet in (("us.new", "us.*"), ("us.new", "us.new us.a"), ("us.b", "us.*"), ("us.b", "us.a us.b")):
         with pytest.raises(Refused, match=r"atoll evict us\.a --undo") as caught:
-            check_fleet(registry, "us.new", fleet)
+            check_fleet(registry, name, fleet, 9)
         assert caught.value.status is Status.PERMISSION_DENIED
-    check_fleet(registry, "us.b", "us.*")  # the fleet's other learners may restart
-    check_fleet(registry, "eu.new", "eu.*")
-    check_fleet(registry, "us.new", "us.new us.b")
-    check_fleet(registry, "us.new", "")
+    check_fleet(registry, "us.b", "us.*", 2)  # the fleet's other processes continue
+    check_fleet(registry, "us.b", "us.b us.c", 9)  # a certificate that the evicted learner lacks
+    check_fleet(registry, "us.a", "us.*", 9)  # the registry refuses it with its own reason
+    check_fleet(registry, "eu.new", "eu.*", 9)
+    check_fleet(registry, "us.new", "", 9)
     registry.evict(registry.entries["us.a"], "", 2.0)
-    check_fleet(registry, "us.new", "us.*")
+    for name in ("us.new", "us.b"):
+        check_fleet(registry, name, "us.*", 9)

@@ -114,7 +114,7 @@ def plan(job: Job, fragments: int = 0, shard_bytes: float = SHARD_BYTES) -> Plan
     core = _together(job, carried)
     silent_s = max(LIVE_STEPS * job.step_s, LIVE_REPORTS * REPORT_S)
     budget_s = (settings.max_staleness - ARRIVAL_STEPS) * inner_steps * job.step_s
-    losses = (RegionLoss(r.name, 1 - r.learners / job.learners, silent_s, budget_s) for r in job.regions)
+    losses = tuple(RegionLoss(r.name, 1 - r.learners / job.learners, silent_s, budget_s) for r in job.regions)
     utilisation = 1 / (1 + _blocked(job) / inner_steps)
     trial = run_trial(job, settings, _longest_trip(job, count))
     atoll = _atoll(job, carried, inner_steps, overlap, utilisation)
@@ -132,7 +132,7 @@ def plan(job: Job, fragments: int = 0, shard_bytes: float = SHARD_BYTES) -> Plan
         needed_bytes(job.parameters),
         disk_bytes(job.parameters, job.parameters, waiting_bytes),
         LEARNER_BYTES * job.parameters,
-        tuple(losses) if len(job.regions) > 1 else (),
+        losses,
         tuple(_warnings(job, (*carried, core), trial, settings, atoll, divided, shard_bytes)),
         all(each.share <= 1 for each in (*carried, core))
         and trial.rounds >= MIN_MERGED

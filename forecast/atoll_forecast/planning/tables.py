@@ -26,8 +26,7 @@ def plan_tables(job: Job, plan: Plan) -> list[Table]:
     """
     if not plan.works:
         return [_links(plan)]
-    tables = [_settings(job, plan), _links(plan), _methods([plan.atoll, *plan.others])]
-    return [*tables, _losses(plan)] if plan.losses else tables
+    return [_settings(job, plan), _links(plan), _methods([plan.atoll, *plan.others]), _losses(plan)]
 
 
 def plan_json(job: Job, plan: Plan) -> dict[str, Any]:

@@ -258,5 +258,5 @@ localhost
 
 {{/* Whether `helm test` has a pod to run: not empty, or empty. */}}
 {{- define "atoll.tests" -}}
-{{- if or (and .Values.core.enabled .Values.core.operatorTlsSecret) .Values.learner.enabled }}yes{{ end -}}
+{{- if or (and .Values.core.enabled .Values.core.viewerTlsSecret) .Values.learner.enabled }}yes{{ end -}}
 {{- end }}

@@ -55,6 +55,15 @@ def show(found: Any, form: Format, table: Callable[[], RenderableType]) -> None:
         console(form).print(table())
 
 
+def show_lines(found: Any, form: Format, lines: Iterable[str]) -> None:  # noqa: ANN401 - any JSON value
+    """Prints JSON values, or lines of text if the format is a table."""
+    if form.is_json:
+        show(found, form, lambda: "")
+        return
+    for line in lines:
+        print(line, flush=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
     """The destinations of a command's figures. form: format on standard output. path: JSON file, or None."""

@@ -32,6 +32,7 @@ class Role(Enum):
     FRONT = "front"
     CORE = "core"
     OPERATOR = "operator"
+    VIEWER = "viewer"  # makes only those calls of operators that change nothing
     READER = "reader"
 
 

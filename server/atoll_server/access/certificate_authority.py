@@ -46,6 +46,7 @@ USES = {
     Role.LEARNER: [CALLS],
     Role.READER: [CALLS],
     Role.OPERATOR: [CALLS],
+    Role.VIEWER: [CALLS],
     Role.FRONT: [SERVES, CALLS],
     Role.CORE: [SERVES, CALLS],
 }

@@ -93,6 +93,17 @@ def reader_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterabl
         raise Refused(Status.PERMISSION_DENIED, f"this call is for readers: {fix}") from refused
 
 
+def viewer_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """Returns the caller's name, or an empty string in the same cases as `operator_name`.
+
+    Raises Refused if the caller may not read the run's state. Viewers and operators may read it.
+    """
+    given = list(metadata)
+    if caller.role is Role.VIEWER and all(key != AUTHORIZATION for key, _ in given):
+        return caller.name
+    return operator_name(tokens, caller, given)
+
+
 def operator_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:
     """Returns the calling operator's name, or an empty string if callers need neither a certificate nor a token.
 
@@ -114,4 +125,7 @@ def operator_name(tokens: OperatorTokens | None, caller: Caller, metadata: Itera
     if caller.role is None and tokens is None:
         return ""
     fix = "give --token-file, or an operator's certificate" if tokens is not None else "give an operator's certificate"
-    raise Refused(Status.PERMISSION_DENIED, f"this call is for operators: {fix}")
+    text = "this call is for operators"
+    if caller.role is Role.VIEWER:
+        text = f'the certificate of viewer "{caller.name}" allows only calls that show the run, but {text}'
+    raise Refused(Status.PERMISSION_DENIED, f"{text}: {fix} (atoll certs issue operator NAME)")

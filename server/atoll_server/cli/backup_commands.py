@@ -1,4 +1,4 @@
-"""Implements `atoll checkpoint backup` and `atoll checkpoint restore-backup`, which copy a run's directory."""
+"""Implements `atoll checkpoint verify`, `backup` and `restore-backup`, which check and copy a run's directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from atoll_wire.errors import UserError, need
+from atoll_wire.cli.option_groups import output, takes
+from atoll_wire.cli.output import Format, show_lines
+from atoll_wire.errors import UsageError, UserError, need
 
 KEEPING = ("numba", "zstandard")
 NO_RUN_S = 10.0  # seconds between checks for a run's first parameters
@@ -19,11 +21,35 @@ AGAIN_S = 60.0  # longest wait in seconds after a failed backup
 
 def register(checkpoint: typer.Typer) -> None:
     """Adds the commands to `atoll checkpoint`."""
+    checkpoint.command("verify")(verify_command)
     checkpoint.command("backup")(backup_command)
     checkpoint.command("restore-backup")(restore_command)
 
 
+@takes(form=output)
+def verify_command(
+    form: Format,
+    directory: Annotated[
+        Path,
+        typer.Argument(help="A backup, or the directory of a run that no core uses at the same time."),
+    ],
+) -> None:
+    """Check whether a core can start from a backup, or from a stopped run's directory.
+
+    The command changes no files. It reads the whole ledger, all snapshots, the initial parameters and the payloads.
+    It repeats the same merges as a starting core and needs about as much memory. It prints a warning for damage that
+    does not prevent a start. The exit status is 1 if a core could not start or continue or if pages of the ledger are
+    damaged.
+    """
+    need("checkpoint verify", "server", *KEEPING)
+    from atoll_server.cli.verify import verify
+
+    verify(directory, form)
+
+
+@takes(form=output)
 def backup_command(
+    form: Format,
     root: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Folder of the backups of this directory, on another disk.")
     ],
@@ -54,30 +80,45 @@ def backup_command(
     leaves no files. Without --every-s, the command then exits with status 1. The command needs memory for one fragment.
     """
     need("checkpoint backup", "server", *KEEPING)
+    if every_s and form is Format.JSON:
+        raise UsageError("--every-s and --json cannot be combined: give --output jsonl for one line per backup")
     from atoll_server.storage import crash_points
 
     if wanted := os.environ.get("ATOLL_CRASH_AT"):  # tests only
         crash_points.watch(crash_points.kill_at(wanted))
     if every_s:
-        _keep_backing_up(directory, root, keep, every_s)
+        _keep_backing_up(directory, root, keep, every_s, form)
     else:
-        _back_up(directory, root, keep)
+        _back_up(directory, root, keep, form)
 
 
-def _back_up(directory: Path, root: Path, keep: int) -> None:
+def _back_up(directory: Path, root: Path, keep: int, form: Format) -> None:
     from atoll_server.backups.backup import back_up
 
     done = back_up(directory, root, keep)
+    record = done.record
     removed = f", {done.removed} old backups removed" if done.removed else ""
-    print(
-        f"backup {done.path} verified: {done.record.merges():,} merges (generation {done.record.generation}), "
+    text = (
+        f"backup {done.path} verified: {record.merges():,} merges (generation {record.generation}), "
         f"{done.copied_bytes / 1e6:.1f} MB copied, {done.linked_bytes / 1e6:.1f} MB shared with the previous backup, "
-        f"{done.took_s:.1f} s{removed}",
-        flush=True,
+        f"{done.took_s:.1f} s{removed}"
     )
+    found = {
+        "path": str(done.path),
+        "run": record.run,
+        "shard": record.shard,
+        "generation": record.generation,
+        "merges": record.merges(),
+        "taken_at": record.taken_at,
+        "copied_bytes": done.copied_bytes,
+        "linked_bytes": done.linked_bytes,
+        "removed": done.removed,
+        "took_s": done.took_s,
+    }
+    show_lines(found, form, [text])
 
 
-def _keep_backing_up(directory: Path, root: Path, keep: int, every_s: float) -> NoReturn:
+def _keep_backing_up(directory: Path, root: Path, keep: int, every_s: float, form: Format) -> NoReturn:
     """Takes a backup at each multiple of `every_s` since 1970 until SIGTERM. Waits until there is a run.
 
     The multiples are the same on all machines, so the backups of several shards are taken at almost the same time.
@@ -101,10 +142,11 @@ def _keep_backing_up(directory: Path, root: Path, keep: int, every_s: float) -> 
             if due_s <= 0.0 and not has_run(directory):
                 due_s = NO_RUN_S
                 if not said:
-                    print(f"waiting: {directory} has no run with parameters yet", flush=True)
+                    waits = f"waiting: {directory} has no run with parameters yet"
+                    print(waits, file=sys.stderr if form.is_json else sys.stdout, flush=True)
                 said = True
             if due_s <= 0.0:
-                _back_up(directory, root, keep)
+                _back_up(directory, root, keep, form)
         except UserError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             due_s = min(every_s, AGAIN_S)

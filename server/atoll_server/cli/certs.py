@@ -46,7 +46,7 @@ def init_command(directory: Folder = Path("certs")) -> None:
 
 def issue_command(
     role: Annotated[
-        str, typer.Argument(help="Role of the process or person: core, front, learner, reader or operator.")
+        str, typer.Argument(help="Role of the process or person: core, front, learner, reader, viewer or operator.")
     ],
     name: Annotated[
         list[str],

@@ -42,7 +42,6 @@ def register(app: typer.Typer) -> None:
     )
     checkpoint.command("list")(checkpoint_list)
     checkpoint.command("take")(checkpoint_take)
-    checkpoint.command("verify")(checkpoint_verify)
     checkpoint.command("restore")(checkpoint_restore)
     checkpoint.command("export")(checkpoint_export)
     backup_commands.register(checkpoint)
@@ -211,25 +210,6 @@ def checkpoint_list(
     list_checkpoints(_target(reach), form)
 
 
-def checkpoint_verify(
-    directory: Annotated[
-        Path,
-        typer.Argument(help="A backup, or the directory of a run that no core uses at the same time."),
-    ],
-) -> None:
-    """Check whether a core can start from a backup, or from a stopped run's directory.
-
-    The command changes no files. It reads the whole ledger, all snapshots, the initial parameters and the payloads.
-    It repeats the same merges as a starting core and needs about as much memory. It prints a warning for damage that
-    does not prevent a start. The exit status is 1 if a core could not start or continue or if pages of the ledger are
-    damaged.
-    """
-    need("checkpoint verify", "server", *KEEPING)
-    from atoll_server.cli.verify import verify
-
-    verify(directory)
-
-
 def checkpoint_restore(
     checkpoint: Annotated[
         int, typer.Argument(metavar="ID", help="Number of the checkpoint (see atoll checkpoint list).", min=1)
@@ -303,7 +283,9 @@ def checkpoint_export(
         export_checkpoint(_target(reach), out, initial=initial, max_file_bytes=max_file_size)
 
 
+@takes(form=output)
 def replay_command(
+    form: Format,
     directory: Annotated[Path, typer.Argument(help="Directory of a core that was started with --record.")],
     changes: Annotated[
         list[str],
@@ -328,32 +310,23 @@ def replay_command(
     need("replay", "server", *KEEPING)
     from rich.progress import Progress
 
-    from atoll_server.cli.replay import replay
-    from atoll_server.cli.run_directory import check_whole_model, run_id, write_model
+    from atoll_server.cli.replay import replay, show_replayed
+    from atoll_server.cli.run_directory import check_whole_model, run_id, show_export, write_model
 
     if out is not None:
         check_whole_model(directory)
 
     shown = console()
-    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as progress:
+    with Progress(console=shown, transient=True, disable=form.is_json or not shown.is_terminal) as progress:
         task = progress.add_task("merges")
         done = replay(
             directory, changes, lambda count, total: progress.update(task, completed=count, total=total), generation
         )
-    if changes:
-        print(
-            f"{done.merges:,} merges repeated with {', '.join(changes)}: the final parameters differ from the recorded ones by {100 * done.apart:.3g} % of the run's change"
-        )
-        if out is None:
-            print("to evaluate the result, write the model with --out PATH")
-    else:
-        print(
-            f"{done.merges:,} merges repeated, all with the ledger's checksums; the final parameters and momentum are {'the same, byte for byte' if done.identical else 'NOT THE SAME'}"
-        )
-        if not done.snapshot:
-            print("no snapshot could be read, so the merges were compared only with the ledger's checksums")
     if out is not None:
         write_model(out, done.layout, done.initial, done.states, None if changes else run_id(directory, generation))
+    show_replayed(done, changes, out, form)
+    if out is not None and not form.is_json:
+        show_export(out)
     if not changes and not done.identical:
         raise typer.Exit(1)
 

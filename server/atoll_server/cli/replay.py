@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from atoll_wire.cli.output import Format, show_lines
 from atoll_wire.codec.block_kernels import F32
 from atoll_wire.errors import UsageError
 from atoll_wire.layout.layout import FragmentLayout, Layout
@@ -80,6 +81,35 @@ def replay(directory: Path, changes: Sequence[str], tell: Tell, generation: int 
             states[fragment.index] = state
     distance = math.sqrt(apart / moved) if moved else 0.0
     return Replayed(layout, initial, states, total, identical, bool(recorded.snapshots), distance)
+
+
+def show_replayed(done: Replayed, changes: Sequence[str], out: Path | None, form: Format) -> None:
+    """Prints the result of a replay. changes: as in `replay`. out: the written model, or None."""
+    found = {
+        "merges": done.merges,
+        "changes": list(changes),
+        "identical": done.identical,
+        "snapshot": done.snapshot,
+        "apart": done.apart,
+        "out": None if out is None else str(out),
+    }
+    show_lines(found, form, _lines(done, changes, out))
+
+
+def _lines(done: Replayed, changes: Sequence[str], out: Path | None) -> Iterator[str]:
+    if changes:
+        yield (
+            f"{done.merges:,} merges repeated with {', '.join(changes)}: the final parameters differ from the recorded "
+            f"ones by {100 * done.apart:.3g} % of the run's change"
+        )
+        if out is None:
+            yield "to evaluate the result, write the model with --out PATH"
+        return
+    same = "the same, byte for byte" if done.identical else "NOT THE SAME"
+    checked = f"{done.merges:,} merges repeated, all with the ledger's checksums"
+    yield f"{checked}; the final parameters and momentum are {same}"
+    if not done.snapshot:
+        yield "no snapshot could be read, so the merges were compared only with the ledger's checksums"
 
 
 def _again(

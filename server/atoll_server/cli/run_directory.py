@@ -122,6 +122,7 @@ def export_from_directory(directory: Path, out: Path, *, initial: bool, max_file
     run = read_run(directory, check=True)
     states = initial_states(run.layout, run.initial) if initial else run.states
     write_model(out, run.layout, run.initial, states, run_id(directory), max_file_bytes)
+    show_export(out)
 
 
 def write_model(
@@ -132,10 +133,14 @@ def write_model(
     run: RunId | None,
     max_file_bytes: int | None = None,
 ) -> None:
-    """Writes the published model from these states, completely or not at all. Prints a line about the result.
+    """Writes the published model from these states, completely or not at all.
 
     run: see `model_file.write_model`. Raises ExportError.
     """
     with export_target(out, max_file_bytes) as target:
         model_file.write_model(target, layout, initial, states, run)
+
+
+def show_export(out: Path) -> None:
+    """Prints a line about a written model."""
     print("\n".join(export_summary(out)))

@@ -116,7 +116,7 @@ def _links(links: Sequence[pb.LinkStatus], form: Format, most: int | None) -> Ta
             f"{duration(link.byte_s)} ago" if link.byte_s else "",
             f"{link.up_bytes_per_s / 1e3:.1f} kB/s",
             f"{link.down_bytes_per_s / 1e3:.1f} kB/s",
-            str(len(link.learners)),
+            _behind(link, form),
             duration(link.budget_s) if link.HasField("budget_s") else "no limit",
         )
         for link in links[:most]
@@ -124,6 +124,12 @@ def _links(links: Sequence[pb.LinkStatus], form: Format, most: int | None) -> Ta
     table = columns(LINKS, NARROW_LINKS, form, rows)
     table.caption = _left_out(len(links), most, "links")
     return table
+
+
+def _behind(link: pb.LinkStatus, form: Format) -> str:
+    """Returns the number of learners behind a link; in the wide form of a front, also the first names."""
+    names = f" ({escape(named(link.learners))})" if form is Format.WIDE and link.front and link.learners else ""
+    return f"{len(link.learners)}{names}"
 
 
 def _datasets(reply: pb.StatusReply, form: Format) -> Table:

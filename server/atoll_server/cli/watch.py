@@ -18,7 +18,7 @@ from atoll_server.cli.operator_client import TIMEOUT_S, CoreUnreachableError, Op
 from atoll_server.cli.tables import FEW, shown
 
 EVERY_S = 1.0
-REFRESH_S = 2.0  # timeout of all calls except the first, so that the screen soon shows an outage and its end
+REFRESH_S = 1.5  # timeout of all calls except the first, which bounds the time until the screen shows an outage's end
 
 
 def show_status(remote: OperatorTarget, form: Format) -> None:
@@ -62,13 +62,15 @@ def _statuses(remote: OperatorTarget) -> Iterator[Seen]:
     """Yields the status once per second. If the core is unreachable, only the first call raises CoreUnreachableError.
 
     Later calls yield the last status. Each attempt after an outage uses a new connection, since gRPC waits longer and
-    longer before it reconnects an old one.
+    longer before it reconnects an old one. An attempt that takes longer than EVERY_S is repeated at once.
     """
     reply, seen_at = pb.StatusReply(), SYSTEM.monotonic()
     while True:
+        began = SYSTEM.monotonic()
         try:
             with operator(remote) as stub:
                 while True:
+                    began = SYSTEM.monotonic()
                     reply = stub.Status(pb.StatusRequest(), timeout=REFRESH_S if reply.run else TIMEOUT_S)
                     seen_at = SYSTEM.monotonic()
                     yield Seen(reply)
@@ -77,4 +79,4 @@ def _statuses(remote: OperatorTarget) -> Iterator[Seen]:
             if not reply.run:
                 raise
             yield Seen(reply, SYSTEM.monotonic() - seen_at)
-            time.sleep(EVERY_S)
+            time.sleep(max(0.0, began + EVERY_S - SYSTEM.monotonic()))

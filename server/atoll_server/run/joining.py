@@ -109,7 +109,7 @@ class Joining:
         """
         run, now = self._run, self._run.clock.monotonic()
         async with self._initialising:
-            check_fleet(run.registry, request.learner, fleet)
+            check_fleet(run.registry, request.learner, fleet, request.nonce)
             free = self._waiting() and self._loading is None and self._free_for(request.learner, now)
             layout = await asyncio.to_thread(self._planned, tensors) if free else self._same_model(request, tensors)
             entry = run.registry.join(
@@ -292,18 +292,20 @@ class Joining:
         return file.data.nbytes
 
 
-def check_fleet(registry: LearnerRegistry, name: str, fleet: str) -> None:
-    """Raises Refused for a new name if its fleet, which shares one key, contains an evicted learner.
+def check_fleet(registry: LearnerRegistry, name: str, fleet: str, nonce: int) -> None:
+    """Raises Refused for a new process if its fleet, which shares one key, contains an evicted learner.
 
-    Names that the run already knows may join again, so an eviction does not affect the fleet's other learners.
+    The evicted learner has the same key, so the core cannot tell it from another new process of the fleet. The fleet's
+    running processes may join again, because only they know the nonce of their first Join.
     fleet: the names in the learner's certificate; empty if it is not the certificate of a fleet.
     """
-    if not fleet or name in registry.entries:
+    entry = registry.entries.get(name)
+    if not fleet or (entry is not None and (entry.evicted or entry.nonce == nonce)):
         return
     gone = next((each for each in registry.entries.values() if each.evicted and allows_name(fleet, each.name)), None)
     if gone is not None:
-        text = f'the certificate "{brief(fleet)}" is not for new names such as "{name[:80]}", since it is also for'
-        fix = f"issue a certificate for the new name only, or readmit the learner (atoll evict {gone.name} --undo)"
+        text = f'the certificate "{brief(fleet)}" is not for new processes such as "{name[:80]}", since it is also for'
+        fix = f"issue a certificate without this name, or readmit the learner (atoll evict {gone.name} --undo)"
         raise Refused(Status.PERMISSION_DENIED, f'{text} the evicted learner "{gone.name}": {fix}')
 
 

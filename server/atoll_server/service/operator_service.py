@@ -12,7 +12,7 @@ from atoll_wire import outer_pb2_grpc as rpc
 
 from atoll_server.access.identity import caller
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.access.tokens import OperatorTokens, operator_name
+from atoll_server.access.tokens import OperatorTokens, operator_name, viewer_name
 from atoll_server.operators.model_export import export_model, replies
 from atoll_server.operators.receipt_pages import joined_page, shard_page
 from atoll_server.operators.run_checkpoints import RunCheckpoints
@@ -40,13 +40,13 @@ class OperatorService(rpc.OperatorServicer):
         self._tokens = tokens
 
     async def _may(self, context: Context, act: str = "") -> str:
-        """Returns the calling operator's name. Ends the call with an error if the caller is not an operator.
+        """Returns the caller's name. Ends the call unless the caller is an operator, or a viewer who reads.
 
         act: name of the requested action; empty for a read.
         """
+        allowed = operator_name if act else viewer_name
         try:
-            who = caller(context)
-            name = operator_name(self._tokens, who, context.invocation_metadata() or ())
+            name = allowed(self._tokens, caller(context), context.invocation_metadata() or ())
         except Refused as refused:
             self._core.run.record(entries.OperatorRefused(act, context.peer(), refused))
             await abort(context, refused)
