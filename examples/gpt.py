@@ -1,18 +1,21 @@
 """Trains a small GPT on text, byte by byte, with Muon for matrices and AdamW for the rest, and draws its loss curve.
 
+pip install '.[learner,plots]'
 python examples/gpt.py --name eu-west --curve loss.png
 
 The text is the source code of Python's standard library, or the file --text. The model has rotary positions, RMSNorm
 without parameters, normalised queries and keys, and squared ReLU. `torch.optim.Muon` needs torch 2.9 or later, and
---curve needs matplotlib.
+--curve needs matplotlib, which the extra `plots` installs.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import sysconfig
 import time
 import zlib
+from importlib.util import find_spec
 from pathlib import Path
 
 import atoll  # before anything that imports grpc
@@ -109,6 +112,8 @@ def main() -> None:
     for option, default in (("width", 128), ("layers", 4), ("heads", 4), ("length", 128), ("batch", 16)):
         parser.add_argument(f"--{option}", type=int, default=default)
     options = parser.parse_args()
+    if options.curve is not None and find_spec("matplotlib") is None:
+        sys.exit("error: --curve needs matplotlib: run `pip install '.[learner,plots]'`, or omit --curve")
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     text = corpus(options.text)

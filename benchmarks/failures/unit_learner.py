@@ -42,9 +42,9 @@ class Noted(atoll.data.Rows):
 class Units(atoll.data.Units):
     """The product's units, whose source learns the lease of each sample before it is read."""
 
-    def hand_over(self, place: Place) -> None:
+    def _hand_over(self, place: Place) -> None:
         """Records that the training loop gets a sample."""
-        super().hand_over(place)
+        super()._hand_over(place)
         leases = {id(log): lease for lease, log in self._leased._log._leases.items()}
         assert isinstance(self._source, Noted), "main() passes this source"
         self._source.place = f"{leases[id(place.leased.log)]} {place.leased.ordinal} {place.leased.epoch}"

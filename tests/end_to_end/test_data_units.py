@@ -82,10 +82,12 @@ def test_a_core_killed_at_a_crash_point_loses_no_unit_and_leases_none_twice(tmp_
 
 
 def account(job: Job) -> None:
-    """Waits until every unit is consumed. Checks that each was consumed once, and that all merges are counted."""
+    """Waits until every unit is consumed. Checks that each was consumed once, that all merges are counted, and that
+    only kills of learners repeat work, within the bound."""
     eventually(job.ended, 180.0)
     eventually(job.complete, 90.0)
     found = data_units.account(job)
     assert not found.faults()
+    assert found.repeated <= data_units.bound(len(job.kills)), "more work is repeated than kills explain"
     assert job.status().datasets[0].epoch == job.epochs
     print(f"{len(job.kills)} learners killed, {found.repeated:.1f} units repeated, {found.lost:.1f} lost")

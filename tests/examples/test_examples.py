@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 import yaml
+from atoll.demo.processes import Child
 
-from tests.end_to_end.world import core, eventually
+from tests.end_to_end.world import Core, core, eventually
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 LONGEST_S = 60.0
+NUMBERS = count(1)  # of processes, each with its own log
 CORE = ("--fragments", "4", "--inner-steps", "8")
 PYTHON = (sys.executable,)
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -41,21 +45,22 @@ CASES = [
 ]
 
 
-def started(name: str, address: str, *options: str, how: tuple[str, ...] = PYTHON) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*how, str(EXAMPLES / f"{name}.py"), "--server", address, *options], stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-
-
-def output(process: subprocess.Popen[str]) -> str:
-    """Returns the output of an example that must end in time without an error."""
+@contextlib.contextmanager
+def started(running: Core, name: str, *options: str, how: tuple[str, ...] = PYTHON) -> Iterator[Child]:
+    """Context manager for a process of an example, which ends with the block. SIGTERM also ends torchrun's ranks."""
+    command = [*how, str(EXAMPLES / f"{name}.py"), "--server", running.address, *options]
+    child = running.group.start(f"{name}-{next(NUMBERS)}", command)
     try:
-        text, _ = process.communicate(timeout=LONGEST_S)
+        yield child
     finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 0, text
+        running.group.stop(child)
+
+
+def output(child: Child) -> str:
+    """Returns the output of an example that must end in time without an error."""
+    child.process.wait(LONGEST_S)
+    text = child.log.read_text()
+    assert child.process.returncode == 0, text
     return text
 
 
@@ -65,7 +70,8 @@ def test_an_example_runs_and_its_work_is_merged(name, tmp_path):
     how, options, printed = ALONE[name]
     with core(tmp_path, *CORE) as running:
         began = time.monotonic()
-        text = output(started(name, running.address, "--name", "a", *options.format(folder=tmp_path).split(), how=how))
+        with started(running, name, "--name", "a", *options.format(folder=tmp_path).split(), how=how) as child:
+            text = output(child)
         assert re.search(printed, text), text
         assert time.monotonic() - began < LONGEST_S
         eventually(lambda: running.status().contributions.merged > 0)
@@ -78,7 +84,8 @@ def test_an_example_runs_and_its_work_is_merged(name, tmp_path):
 def test_the_example_of_fsdp2_trains_on_two_ranks(tmp_path):
     with core(tmp_path, *CORE) as running:
         options = ("--name", "eu-west", "--steps", "60", "--checkpoints", str(tmp_path / "checkpoints"))
-        text = output(started("torchrun_fsdp2", running.address, *options, how=TORCHRUN))
+        with started(running, "torchrun_fsdp2", *options, how=TORCHRUN) as child:
+            text = output(child)
         (learner,) = running.status().learners
     found = [(float(loss), versions) for loss, versions in re.findall(r"loss ([0-9.]+), versions (.*)", text)]
     assert len(found) == 6
@@ -90,14 +97,20 @@ def test_the_example_of_fsdp2_trains_on_two_ranks(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_follower_answers_with_a_model_that_improves(tmp_path):
-    with core(tmp_path, *CORE) as running:
-        loop = started("plain_loop", running.address, "--name", "a", "--steps", "3000")
-        text = output(started("follow_model", running.address, "--queries", "8"))
+    queries = 60
+    with (
+        core(tmp_path, *CORE) as running,
+        started(running, "plain_loop", "--name", "a", "--steps", "3000") as loop,
+        started(running, "follow_model", "--queries", str(queries)) as follower,
+    ):
+        text = output(follower)
         output(loop)
     found = [tuple(map(int, each)) for each in re.findall(r"versions (\d+) to (\d+)", text)]
-    assert len(found) == 8
+    assert len(found) == queries
     assert found == sorted(found)
     assert found[-1] > found[0], text
+    sure = [float(each) for each in re.findall(r"probability ([01]\.\d+)", text)]
+    assert sure[-1] > sure[0] + 0.1, text
 
 
 @pytest.mark.slow
@@ -106,16 +119,18 @@ def test_two_learners_share_the_units_and_a_killed_one_costs_nothing(tmp_path):
     rows = 20_000
     with core(tmp_path, *CORE, "--limit-units-silence-s", "2") as running:
         options = ("--rows", str(rows), "--epochs", "1")
-        killed = started("data_units", running.address, "--name", "a", *options)
-        other = started("data_units", running.address, "--name", "b", *options)
-        eventually(lambda: len(running.status().datasets) == 1 and running.status().datasets[0].consumed > 20)
-        killed.kill()
-        killed.communicate()
-        output(other)
+        with (
+            started(running, "data_units", "--name", "a", *options) as killed,
+            started(running, "data_units", "--name", "b", *options) as other,
+        ):
+            eventually(lambda: len(running.status().datasets) == 1 and running.status().datasets[0].consumed > 20)
+            killed.kill()
+            output(other)
         eventually(lambda: running.status().datasets[0].consumed == rows // 32)
         dataset = running.status().datasets[0]
         assert (dataset.leased, dataset.returned) == (0, 0)
-        late = output(started("data_units", running.address, "--name", "a", *options))
+        with started(running, "data_units", "--name", "a", *options) as again:
+            late = output(again)
         assert re.search(rf"loss [\d.]+: 0 of {rows} rows were trained here", late), late
 
 
@@ -133,6 +148,18 @@ def test_the_table_has_each_example_with_its_length_and_command():
         assert int(lines) == len(files[name].splitlines()), name
         assert command.strip("`").split(" --name")[0].split(" --server")[0] in files[name], name
         assert int(minutes) <= 10
+
+
+@pytest.mark.ci
+def test_the_gpt_example_needs_matplotlib_for_a_curve_before_it_trains():
+    program = "import runpy, sys; del sys.argv[0]; sys.modules['matplotlib'] = None; runpy.run_path(sys.argv[0])"
+    options = ("--name", "a", "--server", "127.0.0.1:1", "--curve", "loss.png")
+    command = [*PYTHON, "-c", program, str(EXAMPLES / "gpt.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S)
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        "error: --curve needs matplotlib: run `pip install '.[learner,plots]'`, or omit --curve"
+    )
 
 
 def test_the_slurm_script_is_bash():

@@ -20,6 +20,18 @@ class Source(Protocol):
 
     A program may implement this protocol for its own data. With `Units.loader(num_workers=...)`, worker processes call
     `sample`.
+
+    Example:
+        ```python
+        class Squares:
+            units, unit_tokens, fingerprint = 100, 0, b"squares"
+
+            def samples(self, unit):
+                return 8
+
+            def sample(self, unit, number):
+                return torch.tensor((8 * unit + number) ** 2)
+        ```
     """
 
     @property
@@ -35,22 +47,38 @@ class Source(Protocol):
         """At most 64 bytes that identify the data. The core refuses a learner with other bytes."""
 
     def samples(self, unit: int) -> int:
-        """Returns the number of samples in a unit, at least 1. unit: from 0."""
+        """Returns the number of samples in a unit, at least 1.
+
+        Args:
+            unit: The unit's number, from 0.
+        """
 
     def sample(self, unit: int, number: int) -> Any:  # noqa: ANN401 - what the training loop needs
-        """Returns one sample of a unit. number: from 0."""
+        """Returns one sample of a unit.
+
+        Args:
+            unit: The unit's number, from 0.
+            number: The sample's number in the unit, from 0.
+        """
 
 
 class Rows:
     """Units of consecutive rows of a map-style dataset, such as a Hugging Face dataset.
 
-    rows: any object that supports `len()` and indexing. unit: number of rows in a unit; the last unit may have fewer.
-    Training on a unit should take a few steps. tokens: tokens in a row, if all rows have the same number. version: a
-    text that identifies the data's content; without it, only the numbers of rows are compared.
+    Args:
+        rows: Any object that supports `len()` and indexing.
+        unit: The number of rows in a unit. The last unit may have fewer. Training on a unit should take a few steps.
+        tokens: The number of tokens in a row, if all rows have the same number.
+        version: A text that identifies the data's content. Without it, the core compares only the numbers of rows.
 
-    >>> source = Rows(["a", "b", "c"], unit=2)
-    >>> source.units, source.samples(1), source.sample(1, 0)
-    (2, 1, 'c')
+    Raises:
+        LearnerError: If `rows` is empty or cannot be indexed, or `unit` is below 1.
+
+    Example:
+        ```python
+        source = Rows(["a", "b", "c"], unit=2)
+        assert (source.units, source.samples(1), source.sample(1, 0)) == (2, 1, "c")
+        ```
     """
 
     def __init__(self, rows: Any, unit: int, *, tokens: int = 0, version: str = "") -> None:  # noqa: ANN401 - see above
@@ -81,9 +109,21 @@ class Rows:
 class TokenFile:
     """Units of a file of tokens, which is mapped into memory. A sample is an int64 tensor of `tokens` tokens.
 
-    path: a file of token IDs without a header. tokens: tokens in a sample; tokens after the last whole sample are not
-    used. unit: number of samples in a unit. dtype: type of the IDs in the file. overlap: number of tokens that a sample
-    shares with the next one, such as 1 if the loop shifts a sample to get its targets.
+    Args:
+        path: A file of token IDs without a header.
+        tokens: The number of tokens in a sample. Tokens after the last whole sample are not used.
+        unit: The number of samples in a unit.
+        dtype: The type of the IDs in the file.
+        overlap: The number of tokens that a sample shares with the next one, such as 1 if the loop shifts a sample to
+            get its targets.
+
+    Raises:
+        LearnerError: If the file cannot be read or is shorter than a sample, or an argument is out of range.
+
+    Example:
+        ```python
+        source = TokenFile("corpus.bin", tokens=1025, unit=16, overlap=1)
+        ```
     """
 
     def __init__(

@@ -21,20 +21,21 @@ IN_A_WORKER = (
 
 
 class Units(IterableDataset[Any]):
-    """The samples of a dataset's units that this learner leases. `Learner.units` returns it.
+    """The samples of a dataset's units that this learner leases. Only `Learner.units` creates it.
 
+    A sample counts as trained after the next `Learner.step`. The `for` loop ends when no unit can be leased. Other
+    learners may then still hold units. If such a learner is lost, its units become available again, so `more` waits for
+    them. A loader must not drop the last batch (`drop_last=True`) and must not run in a worker process: use `loader`
+    for worker processes. `epoch` is the epoch of the last sample, from 0.
+
+    Example:
+        ```python
         units = learner.units(source, name="corpus")
         while units.more():
             for batch in DataLoader(units, batch_size=8):
                 ...
                 learner.step(tokens=batch.numel())
-
-    A sample counts as trained after the next `Learner.step`. The `for` loop ends when no unit can be leased. Other
-    learners may then still hold units. If such a learner is lost, its units become available again, so `more` waits for
-    them. A loader must not drop the last batch (`drop_last=True`) and must not run in a worker process: use `loader`
-    for worker processes.
-
-    epoch: the epoch of the last sample, from 0.
+        ```
     """
 
     def __init__(self, source: Source, leased: LeasedUnits, declared: pb.DatasetDeclaration) -> None:
@@ -50,23 +51,25 @@ class Units(IterableDataset[Any]):
         }
         self._unit: LeasedUnit | None = None  # the unit that was begun last
         self._next = 0  # number of this unit's next sample; 0 if all its samples have places
-        self._put_back: deque[Place] = deque()  # places that a loader took and did not deliver
+        self._taken_back: deque[Place] = deque()  # places that a loader took and did not deliver
         self.epoch = 0
 
     def more(self) -> bool:
         """Waits until the loop can get samples. Returns False when every unit of all epochs is finished.
 
-        Call it between `for` loops, after the last `Learner.step`: all samples so far then count as trained. Raises
-        LearnerError if the learner cannot continue.
+        Call it between `for` loops, after the last `Learner.step`: all samples so far then count as trained.
+
+        Raises:
+            LearnerError: If the learner cannot continue.
         """
-        return bool(self._next or self._put_back) or self._leased.wait()
+        return bool(self._next or self._taken_back) or self._leased.wait()
 
     def __iter__(self) -> Iterator[Any]:
         """Yields samples until no unit can be leased. Raises LearnerError if the learner cannot continue."""
         if get_worker_info() is not None:
             raise LearnerError(IN_A_WORKER)
-        for place in self.places():
-            self.hand_over(place)
+        for place in self._places():
+            self._hand_over(place)
             yield self._source.sample(place.leased.unit, place.number)
 
     def loader(
@@ -79,8 +82,20 @@ class Units(IterableDataset[Any]):
     ) -> UnitLoader:
         """Returns a loader of batches, whose worker processes read the samples in advance.
 
-        batch_size: samples in a batch; the last one may have fewer. options: further arguments of torch's DataLoader,
-        such as pin_memory and prefetch_factor.
+        Args:
+            batch_size: The number of samples in a batch. The last batch may have fewer.
+            num_workers: The number of worker processes; 0 reads in the training process.
+            collate_fn: A function that makes a batch from a list of samples. By default, torch's.
+            options: Further arguments of torch's DataLoader, such as `pin_memory` and `prefetch_factor`.
+
+        Example:
+            ```python
+            loader = units.loader(batch_size=8, num_workers=2)
+            while units.more():
+                for batch in loader:
+                    ...
+                    learner.step(tokens=batch.numel())
+            ```
         """
         options |= {"num_workers": num_workers, "collate_fn": collate_fn}
         return UnitLoader(self, self._source, batch_size, options)
@@ -92,7 +107,14 @@ class Units(IterableDataset[Any]):
         return dict(self._identity)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises LearnerError unless a saved state belongs to this dataset."""
+        """Checks that a saved state belongs to this dataset.
+
+        Args:
+            state: The saved state.
+
+        Raises:
+            LearnerError: If the state belongs to another dataset.
+        """
         if dict(state) != self._identity:
             raise LearnerError(
                 f"the saved state is of dataset {dict(state)}, but this one is {self._identity}: use the same data, "
@@ -104,11 +126,11 @@ class Units(IterableDataset[Any]):
 
     # ------------------------------------------------------------------------------ samples in order
 
-    def places(self) -> Iterator[Place]:
+    def _places(self) -> Iterator[Place]:
         """Yields the places of the next samples, until no unit can be leased."""
-        while self._put_back or self._next or self._begin():
-            if self._put_back:
-                yield self._put_back.popleft()
+        while self._taken_back or self._next or self._begin():
+            if self._taken_back:
+                yield self._taken_back.popleft()
                 continue
             assert self._unit is not None, "a unit was begun"
             number = self._next
@@ -127,15 +149,15 @@ class Units(IterableDataset[Any]):
             self._unit = leased
         return leased is not None
 
-    def hand_over(self, place: Place) -> None:
+    def _hand_over(self, place: Place) -> None:
         """Records that the training loop gets a sample."""
         self.epoch = place.leased.epoch
         if place.last:
             place.leased.log.handed = place.leased.ordinal
 
-    def put_back(self, places: Iterable[Place]) -> None:
+    def _put_back(self, places: Iterable[Place]) -> None:
         """Takes back places that a loader took and did not deliver, in order. They come next."""
-        self._put_back.extendleft(reversed(list(places)))
+        self._taken_back.extendleft(reversed(list(places)))
 
 
 def check_single(ranks: int) -> None:
@@ -174,7 +196,7 @@ class Place:
 
 
 class UnitLoader:
-    """A loader of batches from leased units. `Units.loader` returns it.
+    """A loader of batches from leased units. Only `Units.loader` creates it, and its method has an example.
 
     The training process leases units and decides which samples are in a batch. Worker processes only read.
     """
@@ -198,14 +220,14 @@ class UnitLoader:
         try:
             for batch in loader:
                 for _ in range(sizes.popleft()):
-                    self._units.hand_over(taken.popleft())
+                    self._units._hand_over(taken.popleft())
                 yield batch
         finally:
-            self._units.put_back(taken)
+            self._units._put_back(taken)
 
     def _batches(self, taken: deque[Place], sizes: deque[int]) -> Iterator[list[tuple[int, int]]]:
         batch: list[tuple[int, int]] = []
-        for place in self._units.places():
+        for place in self._units._places():
             taken.append(place)
             batch.append((place.leased.unit, place.number))
             if len(batch) == self._batch_size:

@@ -17,13 +17,13 @@ def export_summary(out: Path) -> list[str]:
 
     Example: `["wrote model.safetensors (12.3 MB, run 3f9c1a20b7e4, generation 1, versions 40 to 42)"]`
     """
-    files = sorted(out.glob("model-*.safetensors")) if out.is_dir() else [out]
+    files = sorted(out.glob("*.safetensors")) if out.is_dir() else [out]
     size = f"{sum(file.stat().st_size for file in files) / 1e6:.1f} MB"
     metadata = _metadata(files[0])
     versions = [int(version) for version in metadata[VERSIONS].split(",")]
     low, high = min(versions), max(versions)
     parts = [
-        f"{size} in {len(files)} files" if out.is_dir() else size,
+        f"{size} in {len(files)} file{'s' if len(files) > 1 else ''}" if out.is_dir() else size,
         *([f"run {metadata[RUN]}", f"generation {metadata[GENERATION]}"] if RUN in metadata else []),
         f"version {low}" if low == high else f"versions {low} to {high}",
     ]

@@ -21,7 +21,6 @@ from atoll_wire.process import lazy_commands
 from atoll_server.cli import backup_commands
 
 KEEPING = ("numba", "zstandard")
-SMALLEST_FILE = 1 << 20
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
@@ -243,14 +242,14 @@ def checkpoint_take(reach: Reach) -> None:
 
 @takes(reach=core)
 def checkpoint_export(
-    out: Annotated[Path, typer.Argument(help="Safetensors file to write; with --max-file-size, the folder to write.")],
+    out: Annotated[
+        Path, typer.Argument(help="Safetensors file to write; with --max-file-size or --adapter, the folder to write.")
+    ],
     reach: Reach,
     directory: Annotated[
         Path | None,
         typer.Option(
-            "--dir",
-            help="Read the run in this directory instead of calling a core.",
-            envvar="ATOLL_CHECKPOINT_EXPORT_DIR",
+            "--dir", help="Read this directory instead of calling a core.", envvar="ATOLL_CHECKPOINT_EXPORT_DIR"
         ),
     ] = None,
     initial: Annotated[bool, typer.Option("--initial", help="Write the initial parameters (version 0).")] = False,
@@ -262,25 +261,26 @@ def checkpoint_export(
             metavar="<bytes>",
         ),
     ] = None,
+    adapter: Annotated[
+        Path | None, typer.Option(help="Write a folder that PEFT loads, with a copy of this adapter_config.json.")
+    ] = None,
 ) -> None:
     """Write the published model as a safetensors file or as a folder of such files.
 
-    A folder uses the format of Hugging Face's libraries: files and an index. The command overwrites an earlier export
+    With --max-file-size, the folder uses the format of Hugging Face's libraries: files and an index. The command overwrites an earlier export
     at the same path.
     """
+    from atoll_server.cli.export_target import check_options
     from atoll_server.cli.operator_client import export_checkpoint
 
-    if max_file_size is not None and max_file_size < SMALLEST_FILE:
-        raise UsageError(
-            f"--max-file-size {max_file_size}: at least 1MiB is needed; see atoll checkpoint export --help"
-        )
+    check_options(max_file_size, adapter)
     if directory is not None:
         need("checkpoint export --dir", "server", *KEEPING)
         from atoll_server.cli.run_directory import export_from_directory
 
-        export_from_directory(directory, out, initial=initial, max_file_bytes=max_file_size)
+        export_from_directory(directory, out, initial=initial, max_file_bytes=max_file_size, adapter=adapter)
     else:
-        export_checkpoint(_target(reach), out, initial=initial, max_file_bytes=max_file_size)
+        export_checkpoint(_target(reach), out, initial=initial, max_file_bytes=max_file_size, adapter=adapter)
 
 
 @takes(form=output)

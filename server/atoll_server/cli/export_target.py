@@ -1,4 +1,4 @@
-"""Writes the target of an export: one file, or a folder of files with an index.
+"""Writes the target of an export: one file, a folder of files with an index, or a folder that PEFT loads.
 
 The target appears complete or not at all.
 """
@@ -6,17 +6,30 @@ The target appears complete or not at all.
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from atoll_wire.errors import UserError
-from atoll_wire.layout.tensor_header import INDEX, Sink
+from atoll_wire.errors import UsageError, UserError
+from atoll_wire.layout.tensor_header import (
+    INDEX,
+    LENGTH_BYTES,
+    Sink,
+    header_length,
+    in_order,
+    parse_header,
+    write_header,
+)
 from atoll_wire.process.durable import new_file, sync_folder
 
 from atoll_server.checkpoints.folder_writer import folder_writer
 
+SMALLEST_FILE = 1 << 20
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # PEFT's names
+ADAPTER_NAME = re.compile(r"\.(?:modules_to_save\.)?default(?=\.|$)")  # in a model's names; PEFT's files lack it
 PART = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
 
 
@@ -24,17 +37,93 @@ class ExportError(UserError):
     """The target cannot be written. The message is one line with the fix."""
 
 
+def check_options(max_file_bytes: int | None, adapter: Path | None) -> None:
+    """Raises UsageError if the options of an export are invalid."""
+    if max_file_bytes is not None and max_file_bytes < SMALLEST_FILE:
+        raise UsageError(
+            f"--max-file-size {max_file_bytes}: at least 1MiB is needed; see atoll checkpoint export --help"
+        )
+    if max_file_bytes is not None and adapter is not None:
+        raise UsageError("--max-file-size and --adapter write different folders: omit one of them")
+
+
 @contextlib.contextmanager
-def export_target(out: Path, max_file_bytes: int | None) -> Iterator[Sink]:
+def export_target(out: Path, max_file_bytes: int | None, adapter: Path | None = None) -> Iterator[Sink]:
     """Context manager for a target that receives the bytes of one safetensors file. It replaces an earlier export.
 
-    max_file_bytes: limit on the size of each file in a folder; None for one file. Raises ExportError.
+    max_file_bytes: limit on the size of each file in a folder; None for one file. adapter: an adapter_config.json, for
+    a folder that PEFT loads. Raises ExportError.
     """
     try:
-        with new_file(out) if max_file_bytes is None else _folder(out, max_file_bytes) as sink:
+        if adapter is not None:
+            target = _adapter_folder(out, adapter)
+        else:
+            target = new_file(out) if max_file_bytes is None else _folder(out, max_file_bytes)
+        with target as sink:
             yield sink
     except OSError as error:
         raise ExportError(f"{out} cannot be written ({error.strerror}): give another path") from error
+
+
+@contextlib.contextmanager
+def _adapter_folder(out: Path, config: Path) -> Iterator[Sink]:
+    content = _adapter_config(config)
+    out.mkdir(exist_ok=True)
+    with new_file(out / ADAPTER) as file:
+        sink = _AdapterFile(file)
+        yield sink
+        sink.finish()
+    with new_file(out / ADAPTER_CONFIG) as file:
+        file.write(content)
+    sync_folder(out)
+
+
+def _adapter_config(path: Path) -> bytes:
+    """Returns the content of an adapter_config.json. Raises ExportError for another file."""
+    try:
+        content = path.read_bytes()
+        known = json.loads(content)["peft_type"]
+    except OSError as error:
+        raise ExportError(f"{path} cannot be read ({error.strerror}): give a readable {ADAPTER_CONFIG}") from error
+    except (ValueError, KeyError, TypeError):
+        known = None
+    if not known:
+        raise ExportError(f"{path} has no peft_type: write it with save_pretrained of PEFT's LoraConfig")
+    return content
+
+
+class _AdapterFile:
+    """Receives the bytes of one safetensors file, and writes them with the names of tensors in a file of PEFT."""
+
+    def __init__(self, file: Sink) -> None:
+        self._file = file
+        self._head = bytearray()
+        self._renamed = False
+
+    def write(self, data: bytes | memoryview, /) -> None:
+        """Processes the stream's next bytes, in pieces of any size. Raises ExportError."""
+        if self._renamed:
+            self._file.write(data)
+            return
+        self._head += data
+        if len(self._head) >= LENGTH_BYTES:
+            stop = LENGTH_BYTES + header_length(bytes(self._head[:LENGTH_BYTES]), math.inf)
+            if len(self._head) >= stop:
+                self._rename(bytes(self._head[LENGTH_BYTES:stop]))
+                self._file.write(bytes(self._head[stop:]))
+
+    def finish(self) -> None:
+        """Raises ExportError if the stream ended within the header."""
+        if not self._renamed:
+            raise ExportError("the export ended too early: try again")
+
+    def _rename(self, text: bytes) -> None:
+        header = parse_header(text, math.inf)
+        tensors = [(ADAPTER_NAME.sub("", name), each.dtype, each.shape) for name, each in in_order(header)]
+        if header.entries.keys() == {name for name, *_ in tensors}:
+            raise ExportError("the run has no adapter named default: omit --adapter")
+        write_header(self._file, tensors, header.metadata)
+        self._renamed = True
 
 
 @contextlib.contextmanager

@@ -149,14 +149,21 @@ def take_checkpoint(remote: OperatorTarget) -> None:
     print(f"checkpoint {number} taken {when}: {merges} merges, {size} MB")
 
 
-def export_checkpoint(remote: OperatorTarget, out: Path, *, initial: bool, max_file_bytes: int | None = None) -> None:
+def export_checkpoint(
+    remote: OperatorTarget,
+    out: Path,
+    *,
+    initial: bool,
+    max_file_bytes: int | None = None,
+    adapter: Path | None = None,
+) -> None:
     """Writes the published model to a file or folder. Leaves no files if the stream is interrupted.
 
-    max_file_bytes: limit on the size of each file in the folder `out`; None for one file.
+    max_file_bytes, adapter: see `export_target`.
     """
     request = pb.ExportCheckpointRequest(initial=initial)
     with (
-        export_target(out, max_file_bytes) as target,
+        export_target(out, max_file_bytes, adapter) as target,
         operator(remote) as stub,
         open_stream("ExportCheckpoint", stub.ExportCheckpoint(request)) as call,
     ):

@@ -113,15 +113,17 @@ def restore_checkpoint(directory: Path, checkpoint: int) -> None:
     print("start the core: learners continue from the checkpoint and discard later work")
 
 
-def export_from_directory(directory: Path, out: Path, *, initial: bool, max_file_bytes: int | None = None) -> None:
+def export_from_directory(
+    directory: Path, out: Path, *, initial: bool, max_file_bytes: int | None = None, adapter: Path | None = None
+) -> None:
     """Writes the published model from a run's directory. initial: whether to write the initial parameters instead.
 
-    max_file_bytes: limit on the size of each file in the folder `out`; None for one file.
+    max_file_bytes, adapter: see `export_target`.
     """
     check_whole_model(directory)
     run = read_run(directory, check=True)
     states = initial_states(run.layout, run.initial) if initial else run.states
-    write_model(out, run.layout, run.initial, states, run_id(directory), max_file_bytes)
+    write_model(out, run.layout, run.initial, states, run_id(directory), max_file_bytes, adapter)
     show_export(out)
 
 
@@ -132,12 +134,13 @@ def write_model(
     states: Mapping[int, FragmentState],
     run: RunId | None,
     max_file_bytes: int | None = None,
+    adapter: Path | None = None,
 ) -> None:
     """Writes the published model from these states, completely or not at all.
 
     run: see `model_file.write_model`. Raises ExportError.
     """
-    with export_target(out, max_file_bytes) as target:
+    with export_target(out, max_file_bytes, adapter) as target:
         model_file.write_model(target, layout, initial, states, run)
 
 
