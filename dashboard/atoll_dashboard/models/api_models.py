@@ -54,8 +54,8 @@ class Wire(BaseModel):
     up_bytes: int
     down_bytes: int
     whole_bytes: int
-    up_bytes_per_s: float
-    down_bytes_per_s: float
+    up_bytes_per_s: float | None
+    down_bytes_per_s: float | None
     up_bits: float | None
     down_bits: float | None
 
@@ -139,7 +139,7 @@ class Run(BaseModel):
     tokens_trained: int
     tokens_merged: float
     total_tokens: int  # the run's target; 0: not known
-    tokens_per_s: float
+    tokens_per_s: float | None
     loss: float | None
     merges: int
     contributions: Counts
@@ -194,11 +194,11 @@ class Region(BaseModel):
     learners: dict[LearnerState, int]
     dots: list[Dot]
     links: list[Link]
-    tokens_per_s: float
+    tokens_per_s: float | None
     up_bytes: int
     down_bytes: int
-    up_bytes_per_s: float
-    down_bytes_per_s: float
+    up_bytes_per_s: float | None
+    down_bytes_per_s: float | None
     goodput: float
     cost: float
 
@@ -214,7 +214,7 @@ class Learner(BaseModel):
     incarnation: int
     steps: int
     tokens: int
-    tokens_per_s: float
+    tokens_per_s: float | None
     loss: float | None
     step_time_s: float | None
     last_seen_age_s: float

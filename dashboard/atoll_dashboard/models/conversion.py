@@ -103,7 +103,7 @@ def units(told: pb.DatasetStatus) -> Units:
     )
 
 
-def wire(told: pb.WireBytes, up_bytes_per_s: float, down_bytes_per_s: float) -> Wire:
+def wire(told: pb.WireBytes, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> Wire:
     return Wire(
         up_bytes=told.up,
         down_bytes=told.down,
@@ -159,7 +159,7 @@ def link(told: pb.LinkStatus) -> Link:
     )
 
 
-def learner(told: pb.LearnerStatus, tokens_per_s: float) -> Learner:
+def learner(told: pb.LearnerStatus, tokens_per_s: float | None) -> Learner:
     return Learner(
         learner=told.learner,
         region=told.region,

@@ -1,7 +1,7 @@
 // The map, with the core in the middle, regions as islands around it, and learners as dots on the islands.
 
 import { h, keyed, roving, s, set, setSign, show, sign, text } from "./dom.js";
-import { about, count, rate } from "./format.js";
+import { about, count, rate, sum } from "./format.js";
 import { captionLines, crowded, dotPlaces, heightOf, layout, links, MOST_ISLANDS, shore } from "./map_layout.js";
 import { learnerLink, regionLink, regionName, STATES, stateWord, stateWords, total, unheard } from "./labels.js";
 
@@ -18,12 +18,12 @@ function islandsOf(regions) {
   });
   const chosen = ranked.slice(0, MOST_ISLANDS).sort((one, other) => byName(one.region, other.region));
   const rest = ranked.slice(MOST_ISLANDS);
-  const sum = (name) => rest.reduce((whole, region) => whole + region[name], 0);
+  const whole = (name) => sum(...rest.map((region) => region[name]));
   const learners = {};
-  for (const state of STATES) learners[state] = rest.reduce((whole, each) => whole + (each.learners[state] ?? 0), 0);
+  for (const state of STATES) learners[state] = sum(...rest.map((each) => each.learners[state] ?? 0));
   return [...chosen, {
     region: `${rest.length} ${OTHERS}`, others: true, learners, dots: [], links: [],
-    up_bytes_per_s: sum("up_bytes_per_s"), down_bytes_per_s: sum("down_bytes_per_s"),
+    up_bytes_per_s: whole("up_bytes_per_s"), down_bytes_per_s: whole("down_bytes_per_s"),
   }];
 }
 
