@@ -164,8 +164,9 @@ class Dot(BaseModel):
 
 
 class Link(BaseModel):
-    """The link of a front, or of a learner that calls the core directly. learners: number of learners behind it.
+    """The link of a front, or of a learner that calls the core directly.
 
+    learners: number of learners behind it. learner_names: at most 16 of their names, in alphabetical order.
     heard_age_s: seconds since its last message. byte_age_s: seconds since the last byte of a payload. budget_s: how
     long the link may be silent until work of these learners is discarded; null: no limit. trouble: one line while a
     front is silent and learners are behind it; otherwise "".
@@ -180,6 +181,7 @@ class Link(BaseModel):
     up_bytes_per_s: float
     down_bytes_per_s: float
     learners: int
+    learner_names: list[str]
     budget_s: float | None
     trouble: str
 
