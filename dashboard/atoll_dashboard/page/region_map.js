@@ -163,9 +163,10 @@ function updateIsland(node, item) {
   const { region, place, core, many } = item;
   const [link, dots, rates] = node.children;
   set(node, "class", unheard(region.learners) > 0 ? "place troubled" : "place");
-  const flows = [`↑ ${rate(region.up_bytes_per_s)}`, `↓ ${rate(region.down_bytes_per_s)}`];
+  const [up, down] = [region.up_bytes_per_s, region.down_bytes_per_s].map((each) => rate(item.stopped ? null : each));
+  const flows = [`↑ ${up}`, `↓ ${down}`];
   const name = `${region.others ? "The " : region.region ? "Region " : ""}${regionName(region.region)}: ${stateWords(region.learners)}; up `
-    + `${rate(region.up_bytes_per_s)}, down ${rate(region.down_bytes_per_s)}`;
+    + `${up}, down ${down}`;
   set(link, "href", region.others ? "#learners" : regionLink(region.region));
   set(link, "aria-label", name);
   text(link.firstChild, name);
