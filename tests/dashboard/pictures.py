@@ -44,7 +44,7 @@ AFTER_S = 20.0  # seconds from the detection of a failure to its pictures
 OUTAGE_S = 73.0  # seconds for which the core is dead
 WIDTH, HEIGHT = 1280, 860
 PHONE = {"width": 390, "height": 844}
-EDGE = 14  # pixels below the last panel
+EDGE = 10  # pixels below the last panel
 ROUNDS = 3  # number of rounds on the picture
 COLORS = 128  # of a picture's palette
 MAX_WAIT_S = 600.0
@@ -118,7 +118,7 @@ def save(png: bytes, path: Path) -> None:
 
 
 def main() -> None:
-    """Starts a run, breaks it in four ways, and takes the pictures."""
+    """Starts a run, breaks it in four ways, and takes the pictures. Arguments: scenes to take; default: all."""
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         here = Path(directory)
         running = stack.enter_context(core(here / "core", "--fragments", "4", "--inner-steps", "16"))
@@ -135,10 +135,15 @@ def main() -> None:
         scene.until("run", lambda run: run["contributions"]["merged"] > 60 and run["goodput"]["recent"] is not None)
         scene.all_live()
         checkpoint("backup", str(here / "backups"), "--dir", str(running.directory))
-        cut_link(scene, link.cut, link.reconnect)
-        front_dead(scene)
-        core_dead(scene)
-        restored(scene)
+        chosen = sys.argv[1:] or ["link-cut", "front-dead", "core-dead", "restored"]
+        if "link-cut" in chosen:
+            cut_link(scene, link.cut, link.reconnect)
+        if "front-dead" in chosen:
+            front_dead(scene)
+        if "core-dead" in chosen:
+            core_dead(scene)
+        if "restored" in chosen:
+            restored(scene)
         browser.close()
 
 
@@ -198,8 +203,9 @@ def core_dead(scene: Scene) -> None:
 
 
 def restored(scene: Scene) -> None:
-    """The core is stopped, restored from the backup, and started."""
-    scene.core.stop()
+    """The core loses its directory, and is restored from the backup."""
+    scene.core.kill()
+    shutil.rmtree(scene.core.directory)
     (backup,) = backups_in(scene.directory / "backups")
     checkpoint("restore-backup", str(backup), "--dir", str(scene.core.directory))
     scene.core.start()
