@@ -176,7 +176,8 @@ function updateIsland(node, item) {
     node.drawn = place.radius;
   }
   const rateLines = item.lines === 3 ? [flows.join("  ")] : flows;
-  const words = [regionName(region.region), islandWords(region, many) + (many ? "" : cutFor(region, item.now)), ...rateLines];
+  const long = many ? "" : cutFor(region, item.now); // too wide for a phone
+  const words = [regionName(region.region), islandWords(region, many) + long, ...rateLines];
   link.querySelectorAll(".caption").forEach((line, n) => {
     const row = place.above ? n - item.lines : n;
     set(line, "y", (place.above ? row * 15 - place.radius - 3 : row * 15 + place.radius + 26).toFixed(1));
