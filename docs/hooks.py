@@ -30,6 +30,7 @@ OUTSIDE = [
     ROOT / "LICENSE",
     *ROOT.glob("records/*/README.md"),
     *ROOT.glob("records/**/*.svg"),
+    *ROOT.glob("records/**/*.png"),
     *ROOT.glob("records/**/*.json"),
 ]
 HERE = "repository"  # their folder on the site
@@ -44,7 +45,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the files outside docs/: pages, and the records' pictures and figures."""
     for path in OUTSIDE:
         place = posixpath.join(HERE, path.relative_to(ROOT).as_posix().replace("/README.md", ".md"))
-        files.append(File.generated(config, place, content=path.read_text()))
+        files.append(File.generated(config, place, content=path.read_bytes()))
     return files
 
 

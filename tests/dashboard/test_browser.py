@@ -98,6 +98,17 @@ def test_figures_change_without_a_reload(page: Page):
     assert page.evaluate("window.stillHere"), "the page must not reload"
 
 
+def test_the_learners_behind_a_link_are_named_and_reachable_with_the_keyboard(page: Page):
+    row = page.get_by_role("table", name="Fronts and links").get_by_role("row").filter(has_text="us-1")
+    shown = row.locator(".behind p")
+    expect(row.locator("summary")).to_have_attribute("title", "us-1", timeout=SOON_MS)
+    expect(shown).to_be_hidden()
+    row.locator("summary").focus()
+    page.keyboard.press("Enter")
+    expect(shown).to_be_visible()
+    expect(shown).to_have_text("us-1")
+
+
 def test_the_page_is_small_and_calls_no_other_host(page: Page, lived_in: House):
     weight = sum(path.stat().st_size for path in PAGE.rglob("*") if path.is_file())
     assert weight < LARGEST_BYTES

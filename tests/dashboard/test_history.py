@@ -107,7 +107,7 @@ def test_a_report_after_an_outage_is_not_a_spike():
     """
     rates: ReportedRates[str] = ReportedRates(10.0)
     rates.add(0.0, "a", 0)
-    assert rates.rate("a") == 0.0
+    assert rates.rate("a") is None
     for second in [*range(1, 51), *range(123, 200)]:
         rates.add(second, "a", 4500 if second in {123, 124} else 100 * second)
         assert rates.rate("a") == 100.0, second
@@ -119,7 +119,7 @@ def test_a_slow_learner_has_a_steady_rate_and_a_silent_one_none():
         reply = look(float(second), a=("eu", 3000 * (second // 30)))
         reply.learners[0].state = "live"
         rates.take(reply)
-        assert rates.tokens_per_s(reply.learners[0]) == (100.0 if second >= 30 else 0.0)
+        assert rates.tokens_per_s(reply.learners[0]) == (100.0 if second >= 30 else None)
     reply.learners[0].state = "silent"
     assert rates.tokens_per_s(reply.learners[0]) == 0.0
 

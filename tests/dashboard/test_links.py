@@ -35,10 +35,12 @@ def feed(*links: pb.LinkStatus) -> RunFeed:
 def test_a_link_is_reported_as_the_core_reports_it():
     assert conversion.link(SILENT).model_dump() == {
         "name": "ap", "front": True, "state": "silent", "heard_age_s": 38.0, "round_trip_s": 0.08, "byte_age_s": 40.0,
-        "up_bytes_per_s": 0.0, "down_bytes_per_s": 0.0, "learners": 2, "budget_s": 372.0,
-        "trouble": "front ap cut off for 38 s",
+        "up_bytes_per_s": 0.0, "down_bytes_per_s": 0.0, "learners": 2,
+        "learner_names": ["p", "q"], "budget_s": 372.0, "trouble": "front ap cut off for 38 s",
     }  # fmt: skip
     assert conversion.link(OTHER).budget_s is None, "no limit"
+    many = conversion.link(pb.LinkStatus(learners=[f"l{number:02}" for number in reversed(range(90))]))
+    assert (many.learners, many.learner_names) == (90, [f"l{number:02}" for number in range(16)])
     assert conversion.link(pb.LinkStatus(state="a newer state")).state == "unknown"
 
 

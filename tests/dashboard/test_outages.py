@@ -26,6 +26,7 @@ class PlayedCore:
         self.reported_at = BEGAN
         self.state = "live"
         self.uptime_s = 100.0
+        self.epoch, self.generation = 1, 1
 
     async def tls_fault(self, _error: grpc.aio.AioRpcError) -> str:
         return ""
@@ -33,7 +34,9 @@ class PlayedCore:
     async def status(self) -> pb.StatusReply:
         if self.error is not None:
             raise self.error
-        reply = pb.StatusReply(run="r", generation=1, at=self.now, uptime_s=self.uptime_s)
+        reply = pb.StatusReply(
+            run="r", generation=self.generation, epoch=self.epoch, at=self.now, uptime_s=self.uptime_s
+        )
         steps = int(self.reported_at - BEGAN)
         reply.learners.add(
             learner="a", region="eu", state=self.state, tokens=100 * steps, loss=2.5, wire=pb.WireBytes(up=1000 * steps)
@@ -104,6 +107,41 @@ def test_a_gap_lasts_until_the_learners_report_to_a_restarted_core():
     core.state, core.uptime_s = "silent", 11.0
     run(feed, core, range(60, 61))
     assert feed.rates.history.gaps[-1] == (BEGAN + 49, BEGAN + 60), "a learner that died must not hide the run"
+
+
+def rates_of(feed: RunFeed) -> set[float | None]:
+    """Returns the rates that the header, the region and the learner show."""
+    run, (region,), (learner,) = feed.run(), feed.regions(), feed.learners(None, "", "")
+    tokens = {run.tokens_per_s, region.tokens_per_s, learner.tokens_per_s}
+    return tokens | {run.wire.up_bytes_per_s, region.up_bytes_per_s}
+
+
+def test_rates_are_unknown_after_the_start_of_the_dashboard_and_after_a_restore():
+    core = PlayedCore()
+    feed = RunFeed(core, 0.09)
+    for second in range(300):
+        if second == 150:
+            core.generation, core.epoch, core.uptime_s = 2, 2, 0.0
+        run(feed, core, range(second, second + 1))
+        assert rates_of(feed) == ({None} if second % 150 < 10 else {100.0, 1000.0}), second
+    assert set(feed.rates.history.column("tokens")) == {None, 100.0}
+
+
+def test_rates_are_unknown_until_the_learners_report_to_a_restarted_core():
+    core = PlayedCore()
+    feed = RunFeed(core, 0.09)
+    run(feed, core, range(100))
+    away(feed, core, range(100, 100 + OUTAGE_S))
+    core.epoch = 2
+    for second in range(173, 260):
+        core.uptime_s = second - 172.0
+        core.state = "joining" if second < 176 else "live"
+        run(feed, core, range(second, second + 1), reports=second >= 178)
+        now = feed.run()
+        assert now.tokens_per_s == feed.regions()[0].tokens_per_s == (None if second < 176 else 100.0), second
+        assert now.wire.up_bytes_per_s == feed.regions()[0].up_bytes_per_s
+        assert now.wire.up_bytes_per_s is None if second < 183 else now.wire.up_bytes_per_s > 500.0, second
+    assert now.wire.up_bytes_per_s == 1000.0
 
 
 def test_a_refused_call_is_not_called_an_unreachable_core():

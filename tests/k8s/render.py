@@ -28,7 +28,8 @@ RELEASE, NAMESPACE = "atoll", "atoll"
 KUBERNETES = "1.34", "1.27"  # the newest supported version, and the oldest that Chart.yaml allows
 AT_A_TIME = 16  # threads, because an installation mostly waits for replies
 KINDS = {
-    "v1": "services:Service serviceaccounts:ServiceAccount secrets:Secret configmaps:ConfigMap",
+    "v1": "services:Service serviceaccounts:ServiceAccount secrets:Secret configmaps:ConfigMap "
+    "persistentvolumeclaims:PersistentVolumeClaim",
     "apps/v1": "deployments:Deployment statefulsets:StatefulSet",
     "networking.k8s.io/v1": "networkpolicies:NetworkPolicy ingresses:Ingress",
     "policy/v1": "poddisruptionbudgets:PodDisruptionBudget",

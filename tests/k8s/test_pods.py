@@ -121,10 +121,11 @@ def test_every_written_path_is_a_volume(rendered, part):
     pod = pods(rendered["everything"])[part]
     mounts = {each["mountPath"]: each["name"] for each in _container(pod)["volumeMounts"] if not each.get("readOnly")}
     wanted = {"/tmp"} | ({"/dev/shm"} if part == "learner" else set())  # noqa: S108
-    wanted |= {"/var/lib/atoll"} if part == "core" else set()
+    claims = {"core": {"run"}, "dashboard": {"history"}}.get(part, set())
+    wanted |= {"/var/lib/atoll"} if claims else set()
     assert set(mounts) == wanted
     temporary = {each["name"]: each["emptyDir"] for each in pod["volumes"] if "emptyDir" in each}
-    assert set(mounts.values()) - set(temporary) == ({"run"} if part == "core" else set())
+    assert set(mounts.values()) - set(temporary) == claims
     assert all(each["sizeLimit"] for each in temporary.values())
     assert part != "learner" or temporary[mounts["/dev/shm"]]["medium"] == "Memory"  # noqa: S108
 
@@ -140,6 +141,36 @@ def test_there_is_one_core_and_it_keeps_its_disk(rendered):
     (mount,) = [each for each in container["volumeMounts"] if each["name"] == claim["metadata"]["name"]]
     assert Path(parsed(container["args"])["dir"]).is_relative_to(mount["mountPath"])
     assert one(rendered["home"], "Service", core["serviceName"])["spec"]["clusterIP"] == "None"
+
+
+def _claims(answer: dict) -> list[dict]:
+    return [each for each in answer["objects"] if each["kind"] == "PersistentVolumeClaim"]
+
+
+@pytest.mark.parametrize(
+    ("name", "claim"),
+    [("home", "atoll-dashboard-history"), ("dashboard alone", "atoll-dashboard-history"),
+     ("other dashboard.history.storage.existingClaim", "x")],
+)  # fmt: skip
+def test_the_dashboard_keeps_its_history_on_a_claim(rendered, name, claim):
+    spec = one(rendered[name], "Deployment", "atoll-dashboard")["spec"]
+    assert spec["strategy"] == {"type": "Recreate"}, "the old pod must release the history file first"
+    pod = spec["template"]["spec"]
+    (volume,) = [each for each in pod["volumes"] if "persistentVolumeClaim" in each]
+    assert volume["persistentVolumeClaim"] == {"claimName": claim}
+    (mount,) = [each for each in _container(pod)["volumeMounts"] if each["name"] == volume["name"]]
+    assert Path(parsed(_container(pod)["args"])["history"]).parent == Path(mount["mountPath"])
+    made = _claims(rendered[name])
+    assert [each["metadata"]["name"] for each in made] == ([] if claim == "x" else [claim])
+    assert all(each["spec"]["resources"]["requests"] == {"storage": "1Gi"} for each in made)
+
+
+def test_a_dashboard_without_history_needs_no_claim(rendered):
+    answer = rendered["other dashboard.history.enabled"]
+    spec = one(answer, "Deployment", "atoll-dashboard")["spec"]
+    assert "strategy" not in spec
+    assert parsed(_container(spec["template"]["spec"])["args"])["history"] is None
+    assert not _claims(answer)
 
 
 @pytest.mark.parametrize("name", ["backup", "backup of shards", "backup to a volume"])

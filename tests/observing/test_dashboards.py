@@ -131,7 +131,22 @@ def test_outages_and_restarts_are_annotated(board):
 @each_board
 def test_no_panel_hides_a_dead_member_in_a_mean(board):
     for where, expr in exprs(board):
-        assert not re.search(r"\bavg(_over_time)?\b", expr), f"{where}: show a count, the worst, or one series each"
+        fix = f"{where}: show a count, the worst, or one series each"
+        assert not re.search(r"\bavg(_over_time)?\b|_seconds_sum\b", expr), fix
+        for labels in re.findall(r"/\s*(?:sum|count)\b\s*(?:by\s*\(([^)]*)\))?\s*\(", expr):
+            assert {"learner", "instance", "link"} & set(labels.split(", ")), fix
+
+
+def test_the_overview_shows_the_worst_learners_one_by_one():
+    worst = [target for panel in panels(BOARDS["overview"]) for target in panel["targets"] if "topk(" in target["expr"]]
+    assert [target["legendFormat"] for target in worst] == ["{{learner}}", "{{learner}}"]
+
+
+def test_every_metric_of_links_has_a_panel():
+    shown = json.dumps(BOARDS["regions-and-wan"])
+    for name in known():
+        if name.startswith(("atoll_link_", "atoll_outage_")):
+            assert name in shown, name
 
 
 CASE = """

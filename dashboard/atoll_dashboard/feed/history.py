@@ -148,9 +148,9 @@ class ReportedRates(Generic[K]):
             while len(grew) > 2 and grew[1][0] <= at - self._window_s:
                 grew.popleft()
 
-    def rate(self, name: K) -> float:
-        """Returns a sum's growth per second; 0 until the sum has grown."""
+    def rate(self, name: K) -> float | None:
+        """Returns a sum's growth per second; None until the sum has grown."""
         grew = self._grew.get(name)
         if grew is None or len(grew) < 2:
-            return 0.0
+            return None
         return (grew[-1][1] - grew[0][1]) / (grew[-1][0] - grew[0][0])

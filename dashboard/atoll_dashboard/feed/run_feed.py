@@ -246,7 +246,7 @@ class RunFeed:
         """Returns the state of the run at the last poll, with the age of the core's answer."""
         status, now = self.seen.status, time.monotonic()
         rates = self.rates
-        up, down = (sum(self._rate(region, way) for region in self._regions()) for way in (UP, DOWN))
+        up, down = (self._whole_rate(way) for way in (UP, DOWN))
         return Run(
             reachable=not self.problem,
             problem=self.problem,
@@ -269,7 +269,7 @@ class RunFeed:
             tokens_trained=status.tokens_trained,
             tokens_merged=status.tokens_merged,
             total_tokens=status.settings.total_tokens,
-            tokens_per_s=sum(map(rates.tokens_per_s, status.learners)),
+            tokens_per_s=rates.sum_of_tokens_per_s(status.learners),
             loss=conversion.loss(status.learners),
             merges=status.merges,
             contributions=conversion.counts(status.contributions),
@@ -306,11 +306,16 @@ class RunFeed:
         fronts = {link.region for link in status.links if link.front}
         return sorted(fronts | {each.region for each in status.learners})
 
-    def _rate(self, region: str, way: str) -> float:
-        """Returns the rate of the last minute, or 0 if all links of the region are silent."""
+    def _whole_rate(self, way: str) -> float | None:
+        """Returns the sum of the regions' rates, or None if one is unknown."""
+        rates = [self._rate(region, way) for region in self._regions()]
+        return None if None in rates else sum(each or 0.0 for each in rates)
+
+    def _rate(self, region: str, way: str) -> float | None:
+        """Returns the rate of the last minute, 0 if all links of the region are silent, or None if it is unknown."""
         links = self.seen.links.get(region, [])
         silent = bool(links) and all(each.state == LinkState.SILENT for each in links)
-        return 0.0 if silent else self.rates.bytes.rate((region, way))
+        return 0.0 if silent else self.rates.bytes_per_s(region, way)
 
     def regions(self) -> list[Region]:
         """Returns all regions. In each region, learners with problems come first."""
@@ -328,7 +333,7 @@ class RunFeed:
             learners=conversion.states(members),
             dots=[conversion.dot(each, self.rates.lost_s(each.learner)) for each in first[: self._dots()]],
             links=[conversion.link(each) for each in self.seen.links.get(name, [])[:LINKS]],
-            tokens_per_s=sum(map(self.rates.tokens_per_s, members)),
+            tokens_per_s=self.rates.sum_of_tokens_per_s(members),
             up_bytes=up,
             down_bytes=down,
             up_bytes_per_s=self._rate(name, UP),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll_wire import outer_pb2 as pb
@@ -20,6 +20,7 @@ MIN_RECENT_S = 60.0  # shorter spans would mostly show the time that learners ne
 LONG_WINDOW_S, LONG_EVERY_S = 3600.0, 60.0  # for the cost per day and recently lost time
 MIN_LONG_S = 600.0  # a shorter span says little about a day or a month
 SETTLED_S = 10.0  # seconds within which learners report to a restarted core
+MIN_RATE_S = 10.0  # a rate over a shorter span would suggest a slow run
 RUN, LEARNERS = "run", "learners"
 POINTS = {RUN: 480, LEARNERS: 240}  # limits of the histories
 TOKENS = "tokens"
@@ -67,6 +68,8 @@ class RunRates:
         self._totals_known = False
         self._live = 0  # live learners at the last point
         self._began_at = math.inf  # time of the first poll
+        self._epoch = 0  # the core's epoch at the last poll
+        self._bytes_from = math.inf  # time of the first poll of this epoch
 
     def kept(self, events: Sequence[Event], position: tuple[int, int]) -> Kept:
         """Returns the contents for the history file."""
@@ -97,6 +100,9 @@ class RunRates:
     def take(self, status: pb.StatusReply) -> None:
         """Adds the sums of one poll."""
         self._began_at = min(self._began_at, status.at)
+        if status.epoch != self._epoch or self._bytes_from == math.inf:
+            # A span with an outage would make the rate too low for a minute.
+            self._epoch, self._bytes_from, self.bytes = status.epoch, status.at, Rates(BYTES_WINDOW_S)
         for each in status.learners:
             for way, total in ((UP, each.wire.up), (DOWN, each.wire.down + each.wire.whole)):
                 # Differences are per learner: the earlier bytes of a learner that moves stay in its earlier region.
@@ -106,7 +112,8 @@ class RunRates:
         self.bytes.add(status.at, dict(self._moved))
         self.long.add(status.at, {"all": sum(self._moved.values())}, LONG_EVERY_S)
         for each in status.learners:
-            self._tokens.add(status.at, each.learner, each.tokens)
+            if each.state == LearnerState.LIVE:  # a rate does not include the time that the learner needs to join
+                self._tokens.add(status.at, each.learner, each.tokens)
         lost = {each.learner: each.goodput.provisioned_s - each.goodput.useful_s for each in status.learners}
         self.lost.add(status.at, lost, LONG_EVERY_S)
         goodput = {"useful": status.goodput.useful_s, "provisioned": status.goodput.provisioned_s}
@@ -114,9 +121,26 @@ class RunRates:
         self._totals_known = True
         self.poll = (status.run, status.generation, status.at)
 
-    def tokens_per_s(self, learner: pb.LearnerStatus) -> float:
-        """Returns a learner's rate of training in tokens per second; 0 unless it is live."""
+    def tokens_per_s(self, learner: pb.LearnerStatus) -> float | None:
+        """Returns a learner's rate of training in tokens per second: 0 unless it is live, None if not yet known."""
+        if not self._has_lasted(self._began_at):
+            return None
         return self._tokens.rate(learner.learner) if learner.state == LearnerState.LIVE else 0.0
+
+    def sum_of_tokens_per_s(self, learners: Iterable[pb.LearnerStatus]) -> float | None:
+        """Returns the rate of these learners, or None if no rate of those that are live is known yet."""
+        if self.gap or not self._has_lasted(self._began_at):
+            return None
+        rates = [self.tokens_per_s(each) for each in learners if each.state == LearnerState.LIVE]
+        known = [each for each in rates if each is not None]
+        return sum(known) if known or not rates else None
+
+    def bytes_per_s(self, region: str, way: str) -> float | None:
+        """Returns a region's rate of the last minute, or None until the core has run for MIN_RATE_S seconds."""
+        return self.bytes.rate((region, way)) if self._has_lasted(self._bytes_from) else None
+
+    def _has_lasted(self, since: float) -> bool:
+        return self.poll is not None and self.poll[2] - since >= MIN_RATE_S
 
     def lost_s(self, learner: str) -> float:
         """Returns the seconds that a learner lost in the last `lost.span_s()` seconds."""
@@ -139,13 +163,16 @@ class RunRates:
         if self.gap and status.uptime_s < SETTLED_S and live < self._live:
             return
         gap, self.gap, self._live = self.gap, False, live
-        known = status.at - self._began_at >= TOKENS_WINDOW_S  # earlier, the rates would suggest a slow run
-        rates = {TOKENS: run.tokens_per_s, UP: run.wire.up_bytes_per_s, DOWN: run.wire.down_bytes_per_s}
-        ratios = {"goodput": run.goodput.ratio, LOSS: math.nan if run.loss is None else run.loss}
-        self.history.add(status.at, ratios | (rates if known else {}), gap=gap)
+        values = {"goodput": run.goodput.ratio, LOSS: run.loss, TOKENS: run.tokens_per_s}
+        values |= {UP: run.wire.up_bytes_per_s, DOWN: run.wire.down_bytes_per_s}
+        self.history.add(status.at, _known(values), gap=gap)
         losses = {column(LOSS, each.learner): each.loss for each in status.learners}
         tokens = {column(TOKENS, each.learner): self.tokens_per_s(each) for each in status.learners}
-        self.learners_history.add(status.at, losses | (tokens if known else {}), gap=gap)
+        self.learners_history.add(status.at, losses | _known(tokens), gap=gap)
+
+
+def _known(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def column(name: str, learner: str) -> str:

@@ -54,8 +54,8 @@ class Wire(BaseModel):
     up_bytes: int
     down_bytes: int
     whole_bytes: int
-    up_bytes_per_s: float
-    down_bytes_per_s: float
+    up_bytes_per_s: float | None
+    down_bytes_per_s: float | None
     up_bits: float | None
     down_bits: float | None
 
@@ -139,7 +139,7 @@ class Run(BaseModel):
     tokens_trained: int
     tokens_merged: float
     total_tokens: int  # the run's target; 0: not known
-    tokens_per_s: float
+    tokens_per_s: float | None
     loss: float | None
     merges: int
     contributions: Counts
@@ -164,8 +164,9 @@ class Dot(BaseModel):
 
 
 class Link(BaseModel):
-    """The link of a front, or of a learner that calls the core directly. learners: number of learners behind it.
+    """The link of a front, or of a learner that calls the core directly.
 
+    learners: number of learners behind it. learner_names: at most 16 of their names, in alphabetical order.
     heard_age_s: seconds since its last message. byte_age_s: seconds since the last byte of a payload. budget_s: how
     long the link may be silent until work of these learners is discarded; null: no limit. trouble: one line while a
     front is silent and learners are behind it; otherwise "".
@@ -180,6 +181,7 @@ class Link(BaseModel):
     up_bytes_per_s: float
     down_bytes_per_s: float
     learners: int
+    learner_names: list[str]
     budget_s: float | None
     trouble: str
 
@@ -194,11 +196,11 @@ class Region(BaseModel):
     learners: dict[LearnerState, int]
     dots: list[Dot]
     links: list[Link]
-    tokens_per_s: float
+    tokens_per_s: float | None
     up_bytes: int
     down_bytes: int
-    up_bytes_per_s: float
-    down_bytes_per_s: float
+    up_bytes_per_s: float | None
+    down_bytes_per_s: float | None
     goodput: float
     cost: float
 
@@ -214,7 +216,7 @@ class Learner(BaseModel):
     incarnation: int
     steps: int
     tokens: int
-    tokens_per_s: float
+    tokens_per_s: float | None
     loss: float | None
     step_time_s: float | None
     last_seen_age_s: float

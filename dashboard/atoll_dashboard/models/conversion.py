@@ -42,6 +42,7 @@ OUTCOMES: dict[int, Outcome] = {
     pb.ROUND_OUTCOME_MERGED: "merged",
     pb.ROUND_OUTCOME_LAPSED: "lapsed",
 }
+NAMES = 16  # limit on the names of learners behind a link
 GOES_ON = {pb.ROUND_OUTCOME_OPEN, pb.ROUND_OUTCOME_MERGING}
 
 
@@ -103,7 +104,7 @@ def units(told: pb.DatasetStatus) -> Units:
     )
 
 
-def wire(told: pb.WireBytes, up_bytes_per_s: float, down_bytes_per_s: float) -> Wire:
+def wire(told: pb.WireBytes, up_bytes_per_s: float | None, down_bytes_per_s: float | None) -> Wire:
     return Wire(
         up_bytes=told.up,
         down_bytes=told.down,
@@ -154,12 +155,13 @@ def link(told: pb.LinkStatus) -> Link:
         up_bytes_per_s=told.up_bytes_per_s,
         down_bytes_per_s=told.down_bytes_per_s,
         learners=len(told.learners),
+        learner_names=sorted(told.learners)[:NAMES],
         budget_s=told.budget_s if told.HasField("budget_s") else None,
         trouble=told.trouble,
     )
 
 
-def learner(told: pb.LearnerStatus, tokens_per_s: float) -> Learner:
+def learner(told: pb.LearnerStatus, tokens_per_s: float | None) -> Learner:
     return Learner(
         learner=told.learner,
         region=told.region,

@@ -9,6 +9,11 @@ const fixed = [0, 1, 2, 3, 4].map(
 );
 const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
 
+/** The sum of values, or null if one of them is unknown. */
+export function sum(...values) {
+  return values.every(known) ? values.reduce((whole, value) => whole + value, 0) : null;
+}
+
 export function count(value) {
   return known(value) ? whole.format(value) : UNKNOWN;
 }

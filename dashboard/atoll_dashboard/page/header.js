@@ -1,14 +1,14 @@
 // The header with the run, its health and five figures, and the banner for old data.
 
 import { h, keyed, set, setSign, show, sign, text } from "./dom.js";
-import { about, money, rate, ratio, decimal, short, span } from "./format.js";
+import { about, money, rate, ratio, decimal, short, span, sum } from "./format.js";
 import { oldness, problems, problemSign } from "./health.js";
 
 const FIGURES = [
   ["Goodput, 5 min", (run) => ratio(run.goodput.recent)],
   ["Tokens/s", (run) => short(run.tokens_per_s)],
   ["Loss", (run) => decimal(run.loss, 3)],
-  ["WAN", (run) => rate(run.wire.up_bytes_per_s + run.wire.down_bytes_per_s)],
+  ["WAN", (run) => rate(sum(run.wire.up_bytes_per_s, run.wire.down_bytes_per_s))],
   ["Cost per day", ({ cost }) => (cost.per_day === null ? `– (in ${about(cost.known_in_s)})` : money(cost.per_day))],
 ];
 

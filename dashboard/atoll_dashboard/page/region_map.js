@@ -1,7 +1,7 @@
 // The map, with the core in the middle, regions as islands around it, and learners as dots on the islands.
 
 import { h, keyed, roving, s, set, setSign, show, sign, text } from "./dom.js";
-import { about, count, rate } from "./format.js";
+import { about, count, rate, sum } from "./format.js";
 import { captionLines, crowded, dotPlaces, heightOf, layout, links, MOST_ISLANDS, shore } from "./map_layout.js";
 import { learnerLink, regionLink, regionName, STATES, stateWord, stateWords, total, unheard } from "./labels.js";
 
@@ -18,12 +18,12 @@ function islandsOf(regions) {
   });
   const chosen = ranked.slice(0, MOST_ISLANDS).sort((one, other) => byName(one.region, other.region));
   const rest = ranked.slice(MOST_ISLANDS);
-  const sum = (name) => rest.reduce((whole, region) => whole + region[name], 0);
+  const whole = (name) => sum(...rest.map((region) => region[name]));
   const learners = {};
-  for (const state of STATES) learners[state] = rest.reduce((whole, each) => whole + (each.learners[state] ?? 0), 0);
+  for (const state of STATES) learners[state] = sum(...rest.map((each) => each.learners[state] ?? 0));
   return [...chosen, {
     region: `${rest.length} ${OTHERS}`, others: true, learners, dots: [], links: [],
-    up_bytes_per_s: sum("up_bytes_per_s"), down_bytes_per_s: sum("down_bytes_per_s"),
+    up_bytes_per_s: whole("up_bytes_per_s"), down_bytes_per_s: whole("down_bytes_per_s"),
   }];
 }
 
@@ -163,9 +163,10 @@ function updateIsland(node, item) {
   const { region, place, core, many } = item;
   const [link, dots, rates] = node.children;
   set(node, "class", unheard(region.learners) > 0 ? "place troubled" : "place");
-  const flows = [`↑ ${rate(region.up_bytes_per_s)}`, `↓ ${rate(region.down_bytes_per_s)}`];
+  const [up, down] = [region.up_bytes_per_s, region.down_bytes_per_s].map((each) => rate(item.stopped ? null : each));
+  const flows = [`↑ ${up}`, `↓ ${down}`];
   const name = `${region.others ? "The " : region.region ? "Region " : ""}${regionName(region.region)}: ${stateWords(region.learners)}; up `
-    + `${rate(region.up_bytes_per_s)}, down ${rate(region.down_bytes_per_s)}`;
+    + `${up}, down ${down}`;
   set(link, "href", region.others ? "#learners" : regionLink(region.region));
   set(link, "aria-label", name);
   text(link.firstChild, name);
@@ -175,7 +176,8 @@ function updateIsland(node, item) {
     node.drawn = place.radius;
   }
   const rateLines = item.lines === 3 ? [flows.join("  ")] : flows;
-  const words = [regionName(region.region), islandWords(region, many) + cutFor(region, item.now), ...rateLines];
+  const long = many ? "" : cutFor(region, item.now); // too wide for a phone
+  const words = [regionName(region.region), islandWords(region, many) + long, ...rateLines];
   link.querySelectorAll(".caption").forEach((line, n) => {
     const row = place.above ? n - item.lines : n;
     set(line, "y", (place.above ? row * 15 - place.radius - 3 : row * 15 + place.radius + 26).toFixed(1));

@@ -87,16 +87,16 @@ def _why() -> list[Panel]:
         "publish": "atoll_publish_seconds",
         "adopt": "atoll_adopt_seconds",
     }
-    mean = {
-        stage: f"sum(rate({name}_sum[$__rate_interval])) / sum(rate({name}_count[$__rate_interval]))"
+    worst = {
+        stage: f"max(histogram_quantile(1, sum by (le, instance) (rate({name}_bucket[$__rate_interval]))))"
         for stage, name in stages.items()
     }
     closed = {"{{cause}}": "60 * sum by (cause) (rate(atoll_rounds_closed_total[$__rate_interval]))"}
     return [
         lines("Lost learner time, by cause", "Learner-seconds lost per second. After 10 s of silence, a learner's "
               "time counts as down.", "none", lost, stacked=True),
-        lines("Where a round's time goes", "Mean time of each stage. The core learns of an adoption from the "
-              "learner's next report.", "s", mean, stacked=True),
+        lines("Slowest stages of rounds", "Longest time of each stage, of the slowest learner and shard, rounded up "
+              "to a histogram bucket.", "s", worst),
         lines("Why rounds close", "Rounds per minute, by cause. all_silent: every learner fell silent. "
               "late: late work was merged without a round.", "none", closed, stacked=True),
     ]  # fmt: skip
@@ -107,6 +107,7 @@ def _over_time() -> list[Panel]:
     tokens = {
         word: f"sum(rate(atoll_tokens_{word}_total[$__rate_interval]))" for word in ("trained", "merged")
     }  # merged tokens follow trained tokens, unless work is lost
+    lost = "clamp_min(max by (learner) (deriv(atoll_learner_lost_seconds[5m])), 0)"
     return [
         states("Learner states", "State of each learner over time.",
                parts.rank("learner"), "{{learner}}", parts.state_words()),
@@ -123,4 +124,8 @@ def _over_time() -> list[Panel]:
               "parameters' fragments or more merged.", "none",
               {"{{dataset}} {{state}}": "max by (dataset, state) (atoll_data_units)",
                "{{dataset}} repeated": "max by (dataset) (atoll_data_repeated_units)"}),
+        lines("Lost time of the worst learners", "Share of its time that a learner loses, of the five worst.",
+              "percentunit", {"{{learner}}": f"topk(5, {lost})"}, most=1),
+        lines("Step time of the slowest learners", "Smoothed duration of an inner step, of the five slowest.", "s",
+              {"{{learner}}": "topk(5, max by (learner) (atoll_learner_step_seconds))"}),
     ]  # fmt: skip

@@ -16,8 +16,8 @@ def board() -> Dashboard:
     return parts.page(
         "atoll-regions",
         "Atoll: regions and WAN",
-        "WAN traffic between learners and the core, its cost, and the state of fronts.",
-        {"": _numbers(), "As seen by the core": _core(), "Fronts": _fronts()},
+        "WAN traffic between learners and the core, its cost, and the state of links and fronts.",
+        {"": _numbers(), "Links": _links(), "As seen by the core": _core(), "Fronts": _fronts()},
         [parts.price(), region],
         [*parts.core_events(), parts.front_out()],
     )
@@ -42,10 +42,35 @@ def _numbers() -> list[Panel]:
         value("Compression, down", "Size of published updates as float32, divided by their size on the wire.", "none",
               'atoll_compression_ratio{direction="down"}', steps(RED, (1, YELLOW), (4, GREEN)), decimals=1),
         parts.fronts_in_trouble(),
-        value("Saved by fronts", "Share of the bytes to learners that did not cross the WAN.", "percentunit",
-              '1 - sum(rate(atoll_front_wan_bytes_total{direction="down"}[15m]))'
-              ' / sum(rate(atoll_front_learner_bytes_total{direction="down"}[15m]))',
+        value("Saved by fronts", "Share of the bytes to learners that did not cross the WAN, of the worst front.",
+              "percentunit",
+              'min(1 - sum by (instance) (rate(atoll_front_wan_bytes_total{direction="down"}[15m]))'
+              ' / sum by (instance) (rate(atoll_front_learner_bytes_total{direction="down"}[15m])))',
               steps(YELLOW, (0.01, GREEN)), none="no fronts", decimals=0),
+    ]  # fmt: skip
+
+
+def _links() -> list[Panel]:
+    """Returns the panels with the links of fronts, and of learners that call the core directly."""
+    words = parts.words({1: ("connected", GREEN), 0: ("silent", RED)})
+    link = "max by (region, link) ({}{{" + HERE + "}})"
+    name = "{{region}} {{link}}"
+    budget = f"min by (region, link) (atoll_outage_budget_seconds{{{HERE}}})"
+    rate = f"sum by (region, link, direction) (rate(atoll_link_bytes_total{{{HERE}}}[$__rate_interval]))"
+    heard, byte = (f"atoll_link_{each}_timestamp_seconds" for each in ("heard", "byte"))
+    return [
+        states("Links", "Whether the core received messages over each link, over time.",
+               link.format("atoll_link_connected"), name, words, span=24, height=6),
+        lines("Outage budget", "If a link's silence exceeds its budget, work of the learners behind it is discarded.",
+              "s", {f"budget of {name}": budget, f"silence of {name}": f"time() - {link.format(heard)}"}),
+        lines("Round trip", "Round trip of each link to the core.", "s",
+              {name: link.format("atoll_link_round_trip_seconds")}),
+        lines("Learners behind links", "Number of learners behind each link.", "none",
+              {name: link.format("atoll_link_learners")}),
+        lines("Link traffic", "Payload bytes per second of each link.", "Bps", {name + " {{direction}}": rate},
+              span=12),
+        lines("Last payload byte", "Time since the last byte of a payload on each link.", "s",
+              {name: f"time() - {link.format(byte)}"}, span=12),
     ]  # fmt: skip
 
 

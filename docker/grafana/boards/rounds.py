@@ -20,9 +20,10 @@ def board() -> Dashboard:
 
 
 def quantiles(name: str) -> dict[str, str]:
-    """Returns expressions for the median and the 95th percentile of a histogram."""
+    """Returns expressions for the median, the 95th percentile and the highest bucket of a histogram."""
     rate = f"sum by (le) (rate({name}_bucket[$__rate_interval]))"
-    return {"median": f"histogram_quantile(0.5, {rate})", "95 %": f"histogram_quantile(0.95, {rate})"}
+    of = {"median": 0.5, "95 %": 0.95, "highest": 1}
+    return {name: f"histogram_quantile({share}, {rate})" for name, share in of.items()}
 
 
 def _numbers() -> list[Panel]:

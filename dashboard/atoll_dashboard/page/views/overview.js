@@ -217,10 +217,28 @@ function linkTable() {
       figures("Last byte", (link) => ago(link.byte_age_s)),
       figures("Up", (link) => rate(link.up_bytes_per_s)),
       figures("Down", (link) => rate(link.down_bytes_per_s)),
-      figures("Learners", (link) => count(link.learners)),
+      learnersBehind(),
       figures("Outage budget", (link) => (link.budget_s === null ? "no limit" : span(link.budget_s))),
     ],
   });
+}
+
+/** A column with the number of learners behind a link. It opens to their names. */
+function learnersBehind() {
+  return {
+    title: "Learners",
+    number: true,
+    make: (cell) => cell.append(h("details", { class: "behind" }, h("summary"), h("p"))),
+    show(cell, { name, learners, learner_names: names }) {
+      const [summary, list] = cell.firstChild.children;
+      const more = learners > names.length ? `, and ${count(learners - names.length)} more` : "";
+      const words_ = names.length > 0 ? `${names.join(", ")}${more}` : "none";
+      text(summary, count(learners));
+      set(summary, "aria-label", `${plural(learners, "learner")} behind ${name}`);
+      set(summary, "title", words_);
+      text(list, words_);
+    },
+  };
 }
 
 function datasetTable() {
