@@ -107,11 +107,10 @@ class AtollCallback(Callback):
 
     # ------------------------------------------------------------------------------ Lightning's events
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remembers what to join with."""
-        if stage == "fit":
-            self.close(drain=False)
-            self._fitting = trainer, pl_module
+        self.close(drain=False)
+        self._fitting = trainer, pl_module
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Joins the run. Lightning has already restored its checkpoint."""

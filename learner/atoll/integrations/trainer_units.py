@@ -17,7 +17,10 @@ ABANDONED = (
     "the trainer began a new pass over the leased units before the end of the last pass, so it dropped samples: do not "
     "limit the batches of an epoch (with Lightning: limit_train_batches, overfit_batches)"
 )
-NOT_TRAINING = "the leased units were read outside training: pass the dataset only to a trainer that has the callback"
+NOT_TRAINING = (
+    "the leased units were read outside training: pass the dataset only to a trainer that has the callback (with "
+    "Lightning, also pass max_steps= instead of max_epochs=)"
+)
 
 
 class TrainerUnits(IterableDataset[Any]):
