@@ -20,7 +20,7 @@ import torch.distributed.fsdp
 from tests.integrations.world import Sentences, gpt
 
 STEPS, SAVE_EVERY, BATCH = 8, 3, 4
-KILL_AT = int(os.environ.get("KILL_AT", "0"))
+KILL_AT = int(os.environ.get("KILL_AT", "-1"))
 BLOCK = "GPT2Block"  # the module that is sharded
 
 
