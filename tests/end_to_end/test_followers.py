@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import subprocess
 import sys
+import threading
 
 import atoll
 import pytest
@@ -125,6 +126,30 @@ def test_a_model_follows_with_its_tied_and_frozen_tensors_and_buffers(tmp_path):
         assert torch.equal(tensor, expected[name]), name
     assert calls == [follower.versions]
     assert follower_model.head.weight is follower_model.table.weight, "the tensors must stay tied"
+
+
+def test_on_update_is_called_once_for_each_change_of_the_model_in_the_callers_thread(tmp_path):
+    calls = list[tuple[tuple[int, ...], threading.Thread]]()
+    with core(tmp_path) as running:
+        train(running.address, "first", steps=40)
+
+        def changed(follower):
+            calls.append((follower.versions, threading.current_thread()))
+
+        with atoll.Follower(small_model(), running.address, on_update=changed) as follower:
+            for name in ("second", "third", "fourth"):
+                before, known = follower.versions, len(calls)
+                train(running.address, name, steps=60)
+                target = [each.version for each in running.status().fragments]
+                assert min(target) >= max(before) + 2, "several versions must be new"
+                assert len(calls) == known, "nothing may call it between update() and wait()"
+                assert follower.wait(min(target), timeout_s=20.0)
+                assert len(calls) == known + 1, "one call for several versions"
+            assert not follower.wait(timeout_s=0.0) or len(calls) == known + 2
+    versions = [at for at, _ in calls]
+    assert len(versions) >= 4
+    assert versions == sorted(set(versions))
+    assert {thread for _, thread in calls} == {threading.current_thread()}
 
 
 def test_a_follower_refuses_a_model_that_differs_from_the_runs(tmp_path):

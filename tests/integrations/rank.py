@@ -1,12 +1,16 @@
 """One rank of a torchrun job of two ranks: `python -m tests.integrations.rank TRAINER ADDRESS FOLDER`.
 
-Rank 0 prints the learner's counters at the end. Trainers whose names end with "_fsdp2" shard the model.
+Rank 0 prints the learner's counters at the end. Trainers whose names end with "_fsdp2" shard the model. The others
+(without Accelerate) save a checkpoint in FOLDER and resume from it. If KILL_AT is set, rank 1 kills its process group
+after that step.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import atoll  # must come before imports of grpc
@@ -15,22 +19,36 @@ import torch.distributed.fsdp
 
 from tests.integrations.world import Sentences, gpt
 
-STEPS, BATCH = 8, 4
+STEPS, SAVE_EVERY, BATCH = 8, 3, 4
+KILL_AT = int(os.environ.get("KILL_AT", "-1"))
 BLOCK = "GPT2Block"  # the module that is sharded
 
 
+def may_die(step: int) -> None:
+    """Kills this rank's process group, which includes its loader's workers, if it is rank 1 and the step is KILL_AT."""
+    if step == KILL_AT and os.environ["RANK"] == "1":
+        os.killpg(0, signal.SIGKILL)
+
+
 def transformers(address: str, folder: str) -> Any:
-    """Trains with Hugging Face's Trainer, which evaluates and saves after half of the steps."""
+    """Trains with Hugging Face's Trainer, which also evaluates."""
     from atoll.integrations.transformers import AtollCallback
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class Dies(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            may_die(state.global_step)
 
     args = TrainingArguments(
         output_dir=folder, per_device_train_batch_size=BATCH, max_steps=STEPS, use_cpu=True, ddp_backend="gloo",
-        report_to=[], eval_strategy="steps", eval_steps=4, save_strategy="steps", save_steps=4,
+        report_to=[], eval_strategy="steps", eval_steps=SAVE_EVERY, save_strategy="steps", save_steps=SAVE_EVERY,
         load_best_model_at_end=True, dataloader_num_workers=1, gradient_accumulation_steps=2,
     )  # fmt: skip
     callback = AtollCallback(server=address, name="a", drain_s=20.0)
-    Trainer(model=gpt(), args=args, train_dataset=Sentences(), eval_dataset=Sentences(8), callbacks=[callback]).train()
+    data = {"train_dataset": Sentences(), "eval_dataset": Sentences(8)}
+    trainer = Trainer(model=gpt(), args=args, callbacks=[callback, Dies()], **data)
+    trainer.train(resume_from_checkpoint=Path(folder, f"checkpoint-{SAVE_EVERY}").exists())
+    assert trainer.state.global_step == STEPS
     return callback.learner
 
 
@@ -76,7 +94,12 @@ def lightning_fsdp2(address: str, folder: str) -> Any:
 def fitted(strategy: Any, address: str, folder: str) -> tuple[Any, Any]:
     """Returns the learner and the module after Lightning's `fit`."""
     from atoll.integrations.lightning import AtollCallback
-    from lightning import LightningModule, Trainer
+    from lightning import Callback, LightningModule, Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Dies(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            may_die(trainer.global_step)
 
     class Module(LightningModule):
         def __init__(self) -> None:
@@ -93,11 +116,17 @@ def fitted(strategy: Any, address: str, folder: str) -> tuple[Any, Any]:
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters(), 1e-2)
 
-    callback, module = AtollCallback(server=address, name="a", drain_s=20.0), Module()
-    Trainer(
-        max_steps=STEPS, accelerator="cpu", strategy=strategy, devices=2, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, callbacks=[callback], accumulate_grad_batches=2, default_root_dir=folder,
-    ).fit(module, torch.utils.data.DataLoader(Sentences(), batch_size=BATCH, num_workers=1))  # fmt: skip
+    callback, module, saved = AtollCallback(server=address, name="a", drain_s=20.0), Module(), Path(folder, "a.ckpt")
+    callbacks = [callback, Dies()]
+    if saves := strategy == "ddp":
+        callbacks += [ModelCheckpoint(folder, "a", every_n_train_steps=SAVE_EVERY, enable_version_counter=False)]
+    trainer = Trainer(
+        max_steps=STEPS, accelerator="cpu", strategy=strategy, devices=2, logger=False, enable_checkpointing=saves,
+        enable_progress_bar=False, callbacks=callbacks, accumulate_grad_batches=2, default_root_dir=folder,
+    )  # fmt: skip
+    loader = torch.utils.data.DataLoader(Sentences(), batch_size=BATCH, num_workers=1)
+    trainer.fit(module, loader, ckpt_path=saved if saved.exists() else None)
+    assert trainer.global_step == STEPS
     return callback.learner, module
 
 
@@ -171,4 +200,5 @@ if __name__ == "__main__":
     found: atoll.Learner = globals()[sys.argv[1]](*sys.argv[2:])
     if os.environ["RANK"] == "0":
         stats = found.stats()
-        print("counted", stats.steps, stats.tokens, stats.pending, stats.abandoned_tokens, flush=True)
+        counted = stats.steps, stats.tokens, stats.pending, stats.abandoned_tokens
+        print("counted", *counted, stats.earlier_steps, stats.earlier_tokens, flush=True)

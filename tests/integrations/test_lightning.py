@@ -130,6 +130,21 @@ def test_an_error_in_training_leaves_and_comes_through(running, tmp_path, error)
     assert learner_status(running).state == "left"
 
 
+def test_early_stopping_leaves(running, tmp_path):
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    stopping = EarlyStopping("validation", mode="max", patience=1)  # the loss falls
+    it, callback = trainer(running, tmp_path, stopping, steps=64, val_check_interval=2, limit_val_batches=2)
+    it.fit(module(), loader(), loader(8))
+    stats = callback.learner.stats()
+    assert stopping.stopped_epoch == 0
+    assert 0 < stats.steps < 64
+    assert (stats.pending, stats.abandoned_tokens, stats.connected) == (0, 0, False)
+    assert learner_status(running).state == "left"
+    eventually(lambda: running.status().contributions.pending == 0)
+    assert running.status().tokens_merged == pytest.approx(running.status().tokens_trained)
+
+
 def test_schedulers_follow_the_runs_tokens_and_training_stops_at_their_target(tmp_path):
     with core(tmp_path, "--total-tokens", str(20 * BATCH * REAL_TOKENS)) as running:
         first, callback = trainer(running, tmp_path, steps=8)

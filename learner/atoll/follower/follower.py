@@ -35,7 +35,8 @@ class Follower:
         model: A model with the run's parameters and buffers, on any device. Its tensors must be whole, not divided
             among ranks.
         server: HOST:PORT of a core or front, or several addresses, which are tried in turn.
-        on_update: A function that is called with this follower after the model has changed.
+        on_update: A function that is called with this follower after the model has changed. Only entering the block,
+            `update` and `wait` call it, in their own thread. One call may follow several new versions.
         connect_timeout_s: Longest wait for the first parameters, in seconds.
         tls: Directory of a reader's certificate (`atoll certs issue reader NAME`). Without it, only loopback addresses
             are allowed.

@@ -7,8 +7,10 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from atoll.data.sources import Source
 from atoll.integrations.batch_tokens import CountTokens
 from atoll.integrations.loop_session import LoopSession, run_metrics
+from atoll.integrations.trainer_units import TrainerUnits
 from atoll.learner import Learner
 
 __all__ = ["AtollCallback"]
@@ -59,12 +61,41 @@ class AtollCallback(Callback):
     ) -> None:
         self._session = LoopSession({"server": server, "name": name, **options}, tokens, schedule=schedule)
         self._module = module
+        self._fitting: tuple[Trainer, LightningModule] | None = None
         self._steps = 0  # number of the Trainer's optimizer steps at the end of the last batch
 
     @property
     def learner(self) -> Learner | None:
         """The current or last learner. None before `fit()`."""
         return self._session.learner
+
+    def units(self, source: Source, name: str, *, seed: int = 0, epochs: int = 1) -> TrainerUnits:
+        """Returns a dataset of the data units that the core leases to this learner, for the trainer's data loader.
+
+        In each epoch of the run, each unit is consumed once, whichever learner trains on it (see `atoll.data`). The
+        Trainer begins a new epoch whenever no unit can be leased for now. Training ends when every unit is finished, or
+        after `max_steps`, which should be larger. The learner joins when Lightning reads the first batch.
+
+        Args:
+            source: The data, such as `atoll.data.Rows` or `atoll.data.TokenFile`.
+            name: The dataset's name. All learners need the same source, seed and epochs for it.
+            seed: Decides the order of units, which differs between epochs.
+            epochs: Number of times that the run trains on each unit.
+
+        Returns:
+            An iterable dataset without a length, for a data loader without worker processes.
+
+        Raises:
+            LearnerError: At the second call. Training raises it if the learner has several ranks.
+
+        Example:
+            ```python
+            data = callback.units(atoll.data.Rows(rows, unit=64), "text")
+            trainer = lightning.Trainer(max_steps=1000, callbacks=[callback])
+            trainer.fit(module, DataLoader(data, batch_size=8))
+            ```
+        """
+        return self._session.units(source, name, seed, epochs, self._join)
 
     def close(self, *, drain: bool = True) -> None:
         """Leaves the run. Repeated calls are allowed.
@@ -76,8 +107,21 @@ class AtollCallback(Callback):
 
     # ------------------------------------------------------------------------------ Lightning's events
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remembers what to join with."""
+        self.close(drain=False)
+        self._fitting = trainer, pl_module
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Joins the run. Lightning has already restored its checkpoint."""
+        del trainer, pl_module
+        self._join()
+
+    def _join(self) -> None:
+        """Joins the run, unless Lightning has already read leased units. It reads the first batch before this event."""
+        if self._fitting is None or self._session.is_training:
+            return
+        trainer, pl_module = self._fitting
         self._steps = trainer.global_step
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         model = pl_module.get_submodule(self._module)
@@ -116,14 +160,23 @@ class AtollCallback(Callback):
         del trainer, pl_module
         self._session.resume()
 
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Ends training if the leased units end."""
+        del pl_module
+        is_last = trainer.should_stop or trainer.global_step == trainer.max_steps
+        if not is_last and not self._session.more():
+            trainer.should_stop = True
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leaves the run."""
         del trainer, pl_module
+        self._fitting = None
         self.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leaves the run without sending outstanding work."""
         del trainer, pl_module, exception
+        self._fitting = None
         self.close(drain=False)
 
 

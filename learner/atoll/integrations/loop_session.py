@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from atoll.data.sources import Source
+from atoll.errors import LearnerError
 from atoll.integrations.batch_tokens import CountTokens, TokenCounter
 from atoll.integrations.run_schedule import RunSchedule
+from atoll.integrations.trainer_units import TrainerUnits
 from atoll.learner import Learner
 
 METRICS = ("run_tokens", "merged", "pending", "connected", "blocked_s")  # fields of Stats that trainers log
+ONE_DATASET = "this callback already has a dataset of leased units: reuse the result of units()"
 
 
 def run_metrics(learner: Learner) -> dict[str, float]:
@@ -37,11 +41,34 @@ class LoopSession:
         self._schedules: list[RunSchedule] = []
         self._training = False
         self._pause: contextlib.ExitStack | None = None
+        self._units: TrainerUnits | None = None
+
+    @property
+    def has_units(self) -> bool:
+        """Whether the learner leases units."""
+        return self._units is not None
 
     @property
     def is_training(self) -> bool:
         """Whether the learner is in the run."""
         return self._training
+
+    def units(self, source: Source, name: str, seed: int, epochs: int, join: Callable[[], None]) -> TrainerUnits:
+        """Returns a dataset whose units the learner leases. Raises LearnerError at the second call.
+
+        join: joins the run if the learner is not in it. The dataset calls it before it reads the first sample.
+        """
+        if self._units is not None:
+            raise LearnerError(ONE_DATASET)
+        self._units = TrainerUnits(source, name, seed, epochs, join)
+        return self._units
+
+    def more(self) -> bool:
+        """Waits until leased units have samples for another pass. Returns False if all units are finished.
+
+        Call it after the last step of a pass.
+        """
+        return self._units is None or not self._training or self._units.more()
 
     def begin(
         self,
@@ -57,6 +84,8 @@ class LoopSession:
         self._schedules = [RunSchedule(each, steps) for each in schedulers] if self._follows else []
         learner.start()
         self._training = True
+        if self._units is not None:
+            self._units.begin(learner)
         self._follow(learner)
 
     def count(self, batch: object) -> None:

@@ -15,11 +15,19 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler
 
+from atoll.data.sources import Source
+from atoll.errors import LearnerError
 from atoll.integrations.batch_tokens import CountTokens
 from atoll.integrations.loop_session import LoopSession, run_metrics
+from atoll.integrations.trainer_units import TrainerUnits
 from atoll.learner import Learner
 
 __all__ = ["AtollCallback"]
+
+ACCUMULATED = (
+    "leased units with gradient_accumulation_steps={}: the Trainer takes no step for the last micro-batches of a pass; "
+    "use gradient_accumulation_steps=1"
+)
 
 
 class AtollCallback(TrainerCallback):
@@ -74,6 +82,34 @@ class AtollCallback(TrainerCallback):
         """The current or last learner. None before `train()`."""
         return self._session.learner
 
+    def units(self, source: Source, name: str, *, seed: int = 0, epochs: int = 1) -> TrainerUnits:
+        """Returns a dataset of the data units that the core leases to this learner, for the trainer's data loader.
+
+        In each epoch of the run, each unit is consumed once, whichever learner trains on it (see `atoll.data`). The
+        Trainer begins a new epoch whenever no unit can be leased for now. Training ends when every unit is finished, or
+        after `max_steps`, which should be larger. A resumed Trainer skips no data.
+
+        Args:
+            source: The data, such as `atoll.data.Rows` or `atoll.data.TokenFile`.
+            name: The dataset's name. All learners need the same source, seed and epochs for it.
+            seed: Decides the order of units, which differs between epochs.
+            epochs: Number of times that the run trains on each unit.
+
+        Returns:
+            An iterable dataset without a length, for a data loader without worker processes.
+
+        Raises:
+            LearnerError: At the second call. Training raises it if the learner has several ranks or
+                `gradient_accumulation_steps` is above 1.
+
+        Example:
+            ```python
+            data = callback.units(atoll.data.Rows(rows, unit=64), "text")
+            Trainer(model=model, args=args, train_dataset=data, callbacks=[callback]).train()
+            ```
+        """
+        return self._session.units(source, name, seed, epochs, join=lambda: None)
+
     def close(self, *, drain: bool = True) -> None:
         """Leaves the run. Repeated calls are allowed.
 
@@ -90,13 +126,19 @@ class AtollCallback(TrainerCallback):
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: object
     ) -> None:
-        """Makes the learner leave after an error in `train()`, because the Trainer has no event for errors."""
+        """Makes the learner leave after an error in `train()`, because the Trainer has no event for errors.
+
+        Also makes `train()` read leased units as they come.
+        """
         del args, state, control, given
         trainer = _calling(Trainer)
         train = trainer.train
 
         @functools.wraps(train)
         def leaving(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - as Trainer.train
+            if self._session.has_units:
+                trainer.args.ignore_data_skip = True  # the core knows which units are consumed
+                trainer.accelerator.dataloader_config.dispatch_batches = False  # dispatching fails without any unit
             try:
                 return train(*arguments, **named)
             except BaseException:
@@ -117,8 +159,10 @@ class AtollCallback(TrainerCallback):
         **given: object,
     ) -> None:
         """Joins the run."""
-        del args, control, given
+        del control, given
         self.close(drain=False)
+        if self._session.has_units and args.gradient_accumulation_steps > 1:
+            raise LearnerError(ACCUMULATED.format(args.gradient_accumulation_steps))
         callbacks = _calling(CallbackHandler).callbacks
         callbacks.insert(1, callbacks.pop(callbacks.index(self)))  # before callbacks that send the log to other tools
         self._session.begin(model, [optimizer], [lr_scheduler] if lr_scheduler is not None else [], state.max_steps)
@@ -157,8 +201,12 @@ class AtollCallback(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: object
     ) -> None:
-        """Leaves the run if training ends. Otherwise, begins a pause if an evaluation or a save follows."""
+        """Leaves the run if training ends, as it does when the leased units end.
+
+        Otherwise, begins a pause if an evaluation or a save follows.
+        """
         del args, state, given
+        control.should_training_stop = control.should_training_stop or not self._session.more()
         if control.should_training_stop:
             self.close()
         elif control.should_evaluate or control.should_save:
