@@ -156,6 +156,19 @@ def test_schedulers_follow_the_runs_tokens_and_training_stops_at_their_target(tm
     assert second.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-4)
 
 
+def test_a_scheduler_that_lightning_steps_after_each_epoch_follows_the_runs_tokens_in_epochs(tmp_path):
+    class Halving(type(module())):
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.parameters(), 0.01)
+            return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)]
+
+    with core(tmp_path, "--total-tokens", str(8 * BATCH * REAL_TOKENS)) as running:
+        it, callback = trainer(running, tmp_path, steps=-1, max_epochs=4)
+        it.fit(Halving(), loader(4 * BATCH))
+    assert callback.learner.stats().steps == 8, "training must stop at the run's target, after two of four epochs"
+    assert it.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.01 * 0.5**4), "the schedule must be complete"
+
+
 def test_a_submodule_can_join_a_run_of_another_trainer(running, tmp_path):
     import atoll
 

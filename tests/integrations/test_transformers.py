@@ -230,7 +230,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from atoll.integrations.transformers import AtollCallback
 class Dies(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
-        threading.Event().wait(0.02)
+        threading.Event().wait(0.1)  # the core hears of some steps
         if state.global_step == int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)
 args = TrainingArguments(output_dir=sys.argv[2], per_device_train_batch_size=4, max_steps=24, use_cpu=True,
     report_to=[], save_strategy="steps", save_steps=5, disable_tqdm=True)

@@ -105,7 +105,8 @@ class AcceleratedLearner:
             LearnerError: If the learner cannot join.
         """
         model = self._accelerator.unwrap_model(self._model)
-        self._session.begin(model, self._optimizers, self._schedulers, self._schedule_steps)
+        schedulers = [(each, self._schedule_steps) for each in self._schedulers]
+        self._session.begin(model, self._optimizers, schedulers)
         return self
 
     def close(self, *, drain: bool = True) -> None:

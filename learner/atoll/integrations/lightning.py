@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 
 from atoll.data.sources import Source
 from atoll.integrations.batch_tokens import CountTokens
@@ -123,9 +125,8 @@ class AtollCallback(Callback):
             return
         trainer, pl_module = self._fitting
         self._steps = trainer.global_step
-        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-        model = pl_module.get_submodule(self._module)
-        self._session.begin(model, trainer.optimizers, schedulers, trainer.estimated_stepping_batches)
+        schedulers = [(each.scheduler, _steps_of(each, trainer)) for each in trainer.lr_scheduler_configs]
+        self._session.begin(pl_module.get_submodule(self._module), trainer.optimizers, schedulers)
 
     def on_train_batch_end(
         self,
@@ -183,3 +184,11 @@ class AtollCallback(Callback):
 def _loss(outputs: Any) -> float | None:  # noqa: ANN401 - as in the event
     loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
     return float(loss) if loss is not None else None
+
+
+def _steps_of(config: LRSchedulerConfig, trainer: Trainer) -> float:
+    """Returns how often Lightning steps a scheduler, per optimizer step or per epoch, in a training of full length."""
+    steps = trainer.estimated_stepping_batches
+    if config.interval == "epoch":
+        steps /= max(1, math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches))
+    return steps / config.frequency

@@ -74,14 +74,13 @@ class LoopSession:
         self,
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
-        schedulers: Sequence[object],
-        steps: float,
+        schedulers: Sequence[tuple[object, float]],
     ) -> None:
-        """Joins the run. steps: the schedulers' number of steps. Raises LearnerError if the learner cannot join."""
+        """Joins the run. schedulers: each with its number of steps. Raises LearnerError if the learner cannot join."""
         self.end(drain=False)
         self._tokens.take()  # drops the tokens of a step that an error interrupted
         learner = self.learner = Learner(model, list(optimizers), **self._options)
-        self._schedules = [RunSchedule(each, steps) for each in schedulers] if self._follows else []
+        self._schedules = [RunSchedule(*each) for each in schedulers] if self._follows else []
         learner.start()
         self._training = True
         if self._units is not None:

@@ -165,7 +165,8 @@ class AtollCallback(TrainerCallback):
             raise LearnerError(ACCUMULATED.format(args.gradient_accumulation_steps))
         callbacks = _calling(CallbackHandler).callbacks
         callbacks.insert(1, callbacks.pop(callbacks.index(self)))  # before callbacks that send the log to other tools
-        self._session.begin(model, [optimizer], [lr_scheduler] if lr_scheduler is not None else [], state.max_steps)
+        schedulers = [(lr_scheduler, state.max_steps)] if lr_scheduler is not None else []
+        self._session.begin(model, [optimizer], schedulers)
         self._hook = model.register_forward_pre_hook(self._count, with_kwargs=True)
 
     @torch.compiler.disable
