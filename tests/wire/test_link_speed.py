@@ -7,9 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
-from atoll_wire.connections import link_speed
 from atoll_wire.connections.link import Link
 from atoll_wire.connections.link_speed import LOOK_S, SAVED, LinkSpeed, delivery_rate, port_of
 from atoll_wire.connections.parallel_connections import ANSWERS, FAR_S
@@ -28,22 +26,18 @@ def test_a_link_is_fast_if_it_carries_more_than_the_compressor_saves():
     assert speed.exceeds_compressor
 
 
-def test_the_compressor_is_measured(monkeypatch):
+def test_the_compressor_is_measured():
     clock = SetClock()
     speed = LinkSpeed(7070, clock, lambda _: SAVED / 2)
 
-    def pack(content: np.ndarray, *, compressed: bool) -> bytes:
+    def compress(content: bytes) -> bytes:
         clock.steady += 1.0  # saves SAVED / 4 bytes per second
-        return bytes(len(content) - int(SAVED / 4)) if compressed else bytes(len(content))
+        return bytes(len(content) - int(SAVED / 4))
 
-    monkeypatch.setattr(link_speed.frame_codec, "pack", pack)
-    content = np.zeros(int(SAVED), np.uint8)
+    content = bytes(int(SAVED))
     assert not speed.exceeds_compressor
     for _ in range(20):
-        speed.packed([content], compressed=False)
-    assert not speed.exceeds_compressor, "uncompressed payloads say nothing about the compressor"
-    for _ in range(20):
-        speed.packed([content], compressed=True)
+        assert [len(each) for each in speed.compressed([content], compress)] == [int(SAVED) - int(SAVED / 4)]
     assert speed.exceeds_compressor
 
 

@@ -259,7 +259,8 @@ def _messages(
     speed: LinkSpeed, taken: Submission, run: FrameRun, *, compressed: bool
 ) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
     """Returns a run's coded frames as messages by frame number, and the length and CRC-32C of each payload."""
-    payloads = speed.packed(taken.outstanding.coded.contents, compressed=compressed)
+    contents = taken.outstanding.coded.contents
+    payloads = speed.compressed(contents, frame_codec.compress) if compressed else [*map(frame_codec.store, contents)]
     table = tuple((len(payload), crc32c(payload)) for payload in payloads)
     numbered = zip(run.frames, table, payloads, strict=True)
     return {span.index: frame_messages.encode(span.index, crc, payload) for span, (_, crc), payload in numbered}, table

@@ -188,7 +188,7 @@ def _loss(outputs: Any) -> float | None:  # noqa: ANN401 - as in the event
 
 def _steps_of(config: LRSchedulerConfig, trainer: Trainer) -> float:
     """Returns how often Lightning steps a scheduler, per optimizer step or per epoch, in a training of full length."""
-    steps = float(trainer.estimated_stepping_batches)
+    steps: float = trainer.estimated_stepping_batches
     if config.interval == "epoch":
         steps /= max(1, math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches))
-    return steps / config.frequency
+    return float(steps / config.frequency)

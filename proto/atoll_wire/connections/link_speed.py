@@ -10,17 +10,19 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from pathlib import Path
+from typing import TypeVar
 
-from atoll_wire.codec import frame_codec
-from atoll_wire.codec.frame_codec import Content
 from atoll_wire.process.clock import Clock
 
 SAVED = 75e6  # bytes/s that zstd saves of int4 codes on busy CPUs, until it was measured
 NEWEST = 0.25  # weight of the newest measurement
 LOOK_S = 2.0  # seconds for which a rate of the link is used
 DELIVERY_RATE = struct.Struct("<160xQ")  # tcpi_delivery_rate in Linux's struct tcp_info, bytes/s
+
+
+Content = TypeVar("Content", bound=Sized)
 
 
 class LinkSpeed:
@@ -35,12 +37,12 @@ class LinkSpeed:
         self._rate = 0.0
         self._looked_at: float | None = None
 
-    def packed(self, contents: Sequence[Content], *, compressed: bool) -> list[bytes]:
-        """Returns the payloads of frames, as `frame_codec.pack` does, and measures the compressor."""
+    def compressed(self, contents: Sequence[Content], compress: Callable[[Content], bytes]) -> list[bytes]:
+        """Returns the compressed contents of frames, and measures the compressor. Sizes are in bytes."""
         began = self._clock.monotonic()
-        payloads = [frame_codec.pack(content, compressed=compressed) for content in contents]
+        payloads = [compress(content) for content in contents]
         took_s = self._clock.monotonic() - began
-        if compressed and took_s > 0.0:
+        if took_s > 0.0:
             saved = sum(map(len, contents)) - sum(map(len, payloads))
             self._saved_per_s += NEWEST * (max(0, saved) / took_s - self._saved_per_s)
         return payloads
