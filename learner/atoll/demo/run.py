@@ -62,6 +62,7 @@ def _train(
 ) -> tuple[pb.StatusReply, dict[str, int], dict[str, dict[str, Any]]]:
     """Trains until all learners have left. Returns the last status, the numbers of kills, and figures by region."""
     options = ["--fragments", str(FRAGMENTS), "--snapshot-every-s", "30", "--total-tokens", str(settings.total_tokens)]
+    options += ["--compression", "always"]  # its bytes are those of a WAN, although all processes share one machine
     options += ["--record"] if settings.keep is not None else []
     cores = Cores(group, directory, settings.shards, options)
     what = f"the registrar of {settings.shards} shards" if settings.sharded else "the core"
