@@ -39,13 +39,8 @@ class Member(SyntheticLearner):
             self._frames(fragment.index, Codec(self._settings.codec))
 
     def has(self, version: int) -> bool:
-        """Returns whether the learner has joined and has this version, or a newer one, of every fragment."""
+        """Returns whether the learner follows the run and has this version, or a newer one, of every fragment."""
         return bool(self.versions) and min(self.versions.values()) >= version
-
-    @property
-    def joined(self) -> bool:
-        """Whether the learner follows the run."""
-        return bool(self.versions)
 
 
 async def live(count: int, parameters: float, syncs: int, place: Path, addresses: list[str]) -> None:
@@ -54,7 +49,7 @@ async def live(count: int, parameters: float, syncs: int, place: Path, addresses
     members = [Member(f"learner-{n}", addresses[n % len(addresses)], tensors, STEP_S) for n in range(count)]
     tasks = [asyncio.create_task(each.live()) for each in members]
 
-    async def until_all(name: str, version: int) -> None:
+    async def until_all(version: int, name: str) -> None:
         while not all(each.has(version) for each in members):
             for each, task in zip(members, tasks, strict=True):
                 if each.error is not None or task.done():
@@ -62,12 +57,11 @@ async def live(count: int, parameters: float, syncs: int, place: Path, addresses
             await asyncio.sleep(POLL_S)
         (place / name).touch()
 
-    while not all(each.joined for each in members):  # noqa: ASYNC110 - they join over the network
-        await asyncio.sleep(POLL_S)
+    await until_all(0, "crowd.joined")
     await asyncio.to_thread(members[0].code_all)
-    await until_all("crowd.ready", 0)
+    (place / "crowd.ready").touch()
     for number in range(syncs):
-        await until_all(f"crowd.{number}", number + 1)
+        await until_all(number + 1, f"crowd.{number}")
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

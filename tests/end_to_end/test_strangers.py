@@ -288,7 +288,7 @@ READS = {  # the calls of operators that viewers may make
 ACTIONS = {
     "TakeCheckpoint": pb.TakeCheckpointRequest(),
     "ExportCheckpoint": pb.ExportCheckpointRequest(initial=True),
-    "Evict": pb.EvictRequest(learner="nobody"),
+    "Evict": pb.EvictRequest(learner="absent"),
     "Pause": pb.PauseRequest(),
 }
 

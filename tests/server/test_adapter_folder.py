@@ -48,6 +48,8 @@ def test_a_failed_export_leaves_the_earlier_one(tmp_path, config):
     before = {each.name: each.read_bytes() for each in (tmp_path / "adapter").iterdir()}
     with pytest.raises(ExportError, match="ended too early"):
         written(tmp_path / "adapter", config, content[:20])
+    with pytest.raises(ExportError, match="the export is invalid"):
+        written(tmp_path / "adapter", config, b"\xff" * 16)
     with pytest.raises(ExportError, match="no adapter named default"):
         written(tmp_path / "adapter", config, save({"weight": np.zeros(2, np.float32)}))
     assert {each.name: each.read_bytes() for each in (tmp_path / "adapter").iterdir()} == before

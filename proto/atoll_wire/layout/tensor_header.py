@@ -106,6 +106,29 @@ def parse_header(text: bytes, size: float) -> TensorHeader:
     return TensorHeader(entries, metadata, base)
 
 
+class StreamedHeader:
+    """The header at the start of a stream of a safetensors file's bytes. header: None until it is complete."""
+
+    def __init__(self) -> None:
+        self.header: TensorHeader | None = None
+        self._head = bytearray()
+        self._wanted = LENGTH_BYTES  # number of bytes that must arrive before the next step
+
+    def take(self, data: bytes | memoryview) -> memoryview:
+        """Takes the header's next bytes, and returns the rest of `data`. Raises ValueError if the header is invalid."""
+        view = memoryview(data)
+        while view and self.header is None:
+            missing = self._wanted - len(self._head)
+            self._head += view[:missing]
+            view = view[missing:]
+            if len(self._head) == self._wanted == LENGTH_BYTES:
+                self._wanted += header_length(bytes(self._head), math.inf)
+            elif len(self._head) == self._wanted:
+                self.header = parse_header(bytes(self._head[LENGTH_BYTES:]), math.inf)
+                self._head.clear()
+        return view
+
+
 def _entry(item: Mapping[str, Any], base: int, size: float) -> TensorEntry:
     shape, (start, stop) = tuple(item["shape"]), item["data_offsets"]
     if not all(type(number) is int for number in (*shape, start, stop)):

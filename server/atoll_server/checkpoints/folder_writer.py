@@ -7,7 +7,6 @@ tensor in memory.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -19,6 +18,7 @@ from atoll_wire.layout.tensor_header import (
     INDEX,
     LENGTH_BYTES,
     SUFFIX,
+    StreamedHeader,
     TensorEntry,
     TensorFileError,
     TensorHead,
@@ -26,9 +26,7 @@ from atoll_wire.layout.tensor_header import (
     encoded,
     header_bytes,
     header_item,
-    header_length,
     in_order,
-    parse_header,
 )
 from atoll_wire.process.durable import sync_folder
 
@@ -54,9 +52,7 @@ class FolderWriter:
     def __init__(self, folder: Path, max_file_bytes: int) -> None:
         self._folder = folder
         self._max_file_bytes = max_file_bytes
-        self._head = bytearray()
-        self._wanted = LENGTH_BYTES  # number of header bytes that must arrive before the next step
-        self._header: TensorHeader | None = None
+        self._head = StreamedHeader()
         self._files: list[PlannedFile] = []
         self._names: list[str] = []
         self._begun = 0  # number of files started so far
@@ -65,9 +61,7 @@ class FolderWriter:
 
     def write(self, data: bytes | memoryview, /) -> None:
         """Processes the stream's next bytes, in pieces of any size. Raises TensorFileError or OSError."""
-        view = memoryview(data)
-        while view and self._header is None:
-            view = self._take_head(view)
+        view = memoryview(data) if self._head.header is not None else self._take_head(data)
         while view:
             if not self._left:
                 raise _invalid("it continues after the last tensor")
@@ -80,7 +74,7 @@ class FolderWriter:
 
     def finish(self) -> None:
         """Writes the index and makes all files durable. Raises TensorFileError if the stream is incomplete."""
-        if self._header is None or self._left:
+        if self._head.header is None or self._left:
             raise _invalid("it ends too early")
         index = {
             "metadata": {"total_size": sum(file.data_bytes for file in self._files)},
@@ -99,19 +93,15 @@ class FolderWriter:
             self._file.close()
             self._file = None
 
-    def _take_head(self, view: memoryview) -> memoryview:
-        """Reads a part of the header and plans the files once the header is complete. Returns the rest of `view`."""
-        missing = self._wanted - len(self._head)
-        self._head += view[:missing]
-        if len(self._head) == self._wanted:
-            try:
-                if self._wanted == LENGTH_BYTES:
-                    self._wanted += header_length(bytes(self._head), math.inf)
-                else:
-                    self._plan(parse_header(bytes(self._head[LENGTH_BYTES:]), math.inf))
-            except ValueError as error:
-                raise _invalid(str(error)) from error
-        return view[missing:]
+    def _take_head(self, data: bytes | memoryview) -> memoryview:
+        """Reads a part of the header and plans the files once the header is complete. Returns the rest of `data`."""
+        try:
+            rest = self._head.take(data)
+            if self._head.header is not None:
+                self._plan(self._head.header)
+        except ValueError as error:
+            raise _invalid(str(error)) from error
+        return rest
 
     def _plan(self, header: TensorHeader) -> None:
         tensors = in_order(header)
@@ -122,8 +112,6 @@ class FolderWriter:
             raise ValueError("its tensors overlap or have gaps")
         self._files = list(planned(tensors, header.metadata, self._max_file_bytes))
         self._names = file_names(len(self._files))
-        self._header = header
-        self._head.clear()
         self._advance()
 
     def _advance(self) -> None:
@@ -137,10 +125,10 @@ class FolderWriter:
             self.close()
             if self._begun == len(self._files):
                 return
-            assert self._header is not None, "files are planned from the header"
+            assert self._head.header is not None, "files are planned from the header"
             file = self._files[self._begun]
             self._file = (self._folder / self._names[self._begun]).open("wb")
-            head, self._left = header_bytes(file.tensors, self._header.metadata)
+            head, self._left = header_bytes(file.tensors, self._head.header.metadata)
             self._file.write(head)
             self._begun += 1
 

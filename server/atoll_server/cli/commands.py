@@ -267,8 +267,8 @@ def checkpoint_export(
 ) -> None:
     """Write the published model as a safetensors file or as a folder of such files.
 
-    With --max-file-size, the folder uses the format of Hugging Face's libraries: files and an index. The command overwrites an earlier export
-    at the same path.
+    With --max-file-size, the folder has the format of Hugging Face's libraries: files and an index. An earlier export
+    at the same path is overwritten.
     """
     from atoll_server.cli.export_target import check_options
     from atoll_server.cli.operator_client import export_checkpoint

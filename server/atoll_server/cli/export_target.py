@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 from collections.abc import Iterator
@@ -16,11 +15,10 @@ from pathlib import Path
 from atoll_wire.errors import UsageError, UserError
 from atoll_wire.layout.tensor_header import (
     INDEX,
-    LENGTH_BYTES,
     Sink,
-    header_length,
+    StreamedHeader,
+    TensorHeader,
     in_order,
-    parse_header,
     write_header,
 )
 from atoll_wire.process.durable import new_file, sync_folder
@@ -97,33 +95,31 @@ class _AdapterFile:
 
     def __init__(self, file: Sink) -> None:
         self._file = file
-        self._head = bytearray()
-        self._renamed = False
+        self._head = StreamedHeader()
 
     def write(self, data: bytes | memoryview, /) -> None:
         """Processes the stream's next bytes, in pieces of any size. Raises ExportError."""
-        if self._renamed:
-            self._file.write(data)
-            return
-        self._head += data
-        if len(self._head) >= LENGTH_BYTES:
-            stop = LENGTH_BYTES + header_length(bytes(self._head[:LENGTH_BYTES]), math.inf)
-            if len(self._head) >= stop:
-                self._rename(bytes(self._head[LENGTH_BYTES:stop]))
-                self._file.write(bytes(self._head[stop:]))
+        if self._head.header is None:
+            try:
+                data = self._head.take(data)
+            except ValueError as error:
+                raise ExportError(
+                    f"the export is invalid ({error}): use the same version of Atoll as the core"
+                ) from error
+            if self._head.header is not None:
+                self._rename(self._head.header)
+        self._file.write(data)
 
     def finish(self) -> None:
         """Raises ExportError if the stream ended within the header."""
-        if not self._renamed:
+        if self._head.header is None:
             raise ExportError("the export ended too early: try again")
 
-    def _rename(self, text: bytes) -> None:
-        header = parse_header(text, math.inf)
+    def _rename(self, header: TensorHeader) -> None:
         tensors = [(ADAPTER_NAME.sub("", name), each.dtype, each.shape) for name, each in in_order(header)]
         if header.entries.keys() == {name for name, *_ in tensors}:
             raise ExportError("the run has no adapter named default: omit --adapter")
         write_header(self._file, tensors, header.metadata)
-        self._renamed = True
 
 
 @contextlib.contextmanager
