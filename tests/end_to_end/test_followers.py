@@ -139,8 +139,11 @@ def test_on_update_is_called_once_for_each_change_of_the_model_in_the_callers_th
         with atoll.Follower(small_model(), running.address, on_update=changed) as follower:
             for name in ("second", "third", "fourth"):
                 before, known = follower.versions, len(calls)
-                train(running.address, name, steps=60)
-                target = [each.version for each in running.status().fragments]
+                for _ in range(10):  # steps beyond the staleness limit of a busy machine merge nothing
+                    train(running.address, name, steps=60)
+                    target = [each.version for each in running.status().fragments]
+                    if min(target) >= max(before) + 2:
+                        break
                 assert min(target) >= max(before) + 2, "several versions must be new"
                 assert len(calls) == known, "nothing may call it between update() and wait()"
                 assert follower.wait(min(target), timeout_s=20.0)

@@ -55,6 +55,13 @@ def test_a_failed_export_leaves_the_earlier_one(tmp_path, config):
     assert {each.name: each.read_bytes() for each in (tmp_path / "adapter").iterdir()} == before
 
 
+def test_the_adapters_appear_after_their_configuration(tmp_path, config):
+    (tmp_path / "adapter" / config.name).mkdir(parents=True)
+    with pytest.raises(ExportError, match="cannot be written"):
+        written(tmp_path / "adapter", config, save(MODEL))
+    assert [each.name for each in (tmp_path / "adapter").iterdir()] == [config.name]
+
+
 def test_other_files_and_options_are_refused_in_one_line(tmp_path, config):
     with pytest.raises(ExportError, match="cannot be read"):
         written(tmp_path / "adapter", tmp_path / "missing", save(MODEL))

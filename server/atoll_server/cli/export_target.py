@@ -71,8 +71,8 @@ def _adapter_folder(out: Path, config: Path) -> Iterator[Sink]:
         sink = _AdapterFile(file)
         yield sink
         sink.finish()
-    with new_file(out / ADAPTER_CONFIG) as file:
-        file.write(content)
+        with new_file(out / ADAPTER_CONFIG) as copy:  # first: the adapters appear when the folder is complete
+            copy.write(content)
     sync_folder(out)
 
 
