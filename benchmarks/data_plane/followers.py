@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -103,10 +104,11 @@ def cost(many: int) -> Cost:
     return Cost(parameters, sum(newest) / len(newest) - sum(first) / len(first), found)
 
 
-def started(group: Children, name: str, core: str) -> Front:
+def started(group: Children, name: str, core: str, options: Sequence[str] = ()) -> Front:
     """Starts a front. core: the core's HOST:PORT."""
     port = free_port()
-    child, address = group.start_front(name, "127.0.0.1:0", core, ["--metrics-listen", f"127.0.0.1:{port}"])
+    words = ["--metrics-listen", f"127.0.0.1:{port}", *options]
+    child, address = group.start_front(name, "127.0.0.1:0", core, words)
     return Front(child, address, port)
 
 

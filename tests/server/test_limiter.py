@@ -161,7 +161,9 @@ def test_a_learners_newest_streams_run_and_its_oldest_end():
         async with served(pushes=3) as (stub, _, count):
             other = await push(stub, "b")
             mine = [await push(stub, "a") for _ in range(4)]
-            await ends(mine[0], EXHAUSTED, "a newer Push call ended this one (limit: 3 per caller)")
+            await ends(
+                mine[0], EXHAUSTED, "(limit: 3 per caller): keep fewer open, or raise the server's --quota-pushes"
+            )
             assert count("streams") == 1
             for call in (*mine[1:], other):
                 await call.write(frame_messages.encode(1, 1, b"x"))

@@ -8,11 +8,15 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from atoll.data.sources import Source
-from atoll.data.units import IN_A_WORKER, Units
+from atoll.data.units import Units
 from atoll.errors import LearnerError
 from atoll.learner import Learner
 
 LAG = 1  # steps by which the loaders of the Trainer and of Lightning are ahead: they fetch one batch in advance
+IN_A_WORKER = (
+    "a data loader's worker process cannot lease units: use num_workers=0 (with Hugging Face's Trainer: "
+    "dataloader_num_workers=0)"
+)
 ABANDONED = (
     "the trainer began a new pass over the leased units before the end of the last pass, so it dropped samples: do not "
     "limit the batches of an epoch (with Lightning: limit_train_batches, overfit_batches)"

@@ -151,6 +151,12 @@ def slots_of(method: str) -> str:
     return "Fetch" if method == "Read" else method
 
 
+def or_raise(method: str) -> str:
+    """Returns the end of a message about too many calls to `method`: it names the option, if the limit has one."""
+    option = {"Push": "pushes", "Fetch": "fetches", "Watch": "watches"}.get(slots_of(method))
+    return "" if option is None else f", or raise the server's --{Quotas.prefix}-{option}"
+
+
 class RateBucket:
     """A token bucket, which limits a rate and allows bursts. Times are monotonic seconds.
 

@@ -23,7 +23,7 @@ from atoll_wire.security.certificate import Role
 from google.protobuf.message import DecodeError
 
 from atoll_server.access.identity import Caller, caller_or_peer
-from atoll_server.access.quotas import FRONT_FACTOR, CallSlots, NoSlotError, Quotas, RateBucket, slots_of
+from atoll_server.access.quotas import FRONT_FACTOR, CallSlots, NoSlotError, Quotas, RateBucket, or_raise, slots_of
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.access.revocations import RevokedCertificates
 from atoll_server.rpc.calls import Context, abort, may_end
@@ -258,7 +258,8 @@ class CallLimiter(grpc.aio.ServerInterceptor):
             text = f"{len(pool)} {method.name} calls of this caller are still open (the limit): try again in a minute"
             raise self.over("streams", text) from None
         if oldest is not None:
-            text = f"a newer {method.name} call ended this one (limit: {len(pool) - 1} per caller): keep fewer open"
+            fix = f"keep fewer open{or_raise(method.name)}"
+            text = f"a newer {method.name} call ended this one (limit: {len(pool) - 1} per caller): {fix}"
             oldest.end(self.over("streams", text))
 
     async def paced(self, bucket: RateBucket, limit: str, what: str, cost: float = 1.0) -> None:
