@@ -1,4 +1,4 @@
-"""Measures what followers cost a region's link: python -m benchmarks.data_plane.followers [--many 50] [--json PATH].
+"""Measures what followers cost a region's link: python -m benchmarks.followers.link [--many 50] [--json PATH].
 
 A learner trains. One front serves a single follower, and another front serves many. All followers start
 before the first version and end at the same version. Their models must then have the same values.

@@ -1,4 +1,4 @@
-"""Measures what followers behind fronts cost the core: python -m benchmarks.data_plane.many_followers [--json PATH].
+"""Measures what followers behind fronts cost the core: python -m benchmarks.followers.core [--json PATH].
 
 A learner trains a small model at a fixed pace, once with no follower, once with few and once with many. The core's CPU
 time from the first to the last version is compared. All followers must end at the newest versions.
@@ -30,8 +30,8 @@ from atoll_wire.process.logs import configure
 from torch import nn
 
 from benchmarks.conditions import conditions, write_record
-from benchmarks.data_plane.followers import OPTIONS, started
 from benchmarks.data_plane.sync import cpu_s
+from benchmarks.followers.link import OPTIONS, started
 from benchmarks.process_state import settled
 
 WIDTH = 64
