@@ -1112,14 +1112,16 @@ class Event(_message.Message):
     def __init__(self, number: _Optional[int] = ..., at: _Optional[float] = ..., kind: _Optional[str] = ..., learner: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class EvictRequest(_message.Message):
-    __slots__ = ("learner", "reason", "tokens")
+    __slots__ = ("learner", "reason", "tokens", "gone")
     LEARNER_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
     learner: str
     reason: str
     tokens: int
-    def __init__(self, learner: _Optional[str] = ..., reason: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
+    gone: bool
+    def __init__(self, learner: _Optional[str] = ..., reason: _Optional[str] = ..., tokens: _Optional[int] = ..., gone: bool = ...) -> None: ...
 
 class EvictReply(_message.Message):
     __slots__ = ("unconfirmed",)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from atoll_server.access.certificate_authority import issue
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
+from atoll_wire.contract import LearnerState
 from atoll_wire.security.certificate import Role, read_certificate
 from atoll_wire.security.transport import TransportSecurity
 from safetensors.torch import save_file
@@ -171,6 +173,44 @@ def test_an_evicted_member_does_not_come_back_under_another_name_of_its_fleet(re
     assert join(region.eu.address, fleet, request("us.front")).token
     with calling(region.eu.address, TransportSecurity(fleet)) as stub:
         assert taken_over(stub, request("us.away", nonce=2000)).state == pb.JoinReply.STATE_READY
+
+
+def test_a_dead_member_is_written_off_and_its_fleet_goes_on(region):
+    """Rounds and alerts forget the dead process, and new processes of its fleet can join."""
+    fleet = region.fleet("ap.*")
+    assert join(region.home.address, fleet, request("ap.dead")).token
+    with region.home.operator() as operator:
+        end = pb.EvictRequest(learner="ap.dead", gone=True)
+        error = refused(lambda: operator.Evict(end, timeout=WAIT_S))
+        assert "stop its process first, or evict the learner" in error.details()
+        eventually(lambda: not refuses(lambda: operator.Evict(end, timeout=WAIT_S)), WAIT_S)
+        assert refuses(lambda: operator.Evict(pb.EvictRequest(learner="ap.nobody", gone=True), timeout=WAIT_S))
+    assert {each.learner: each.state for each in region.home.status().learners}["ap.dead"] == LearnerState.LEFT
+    assert join(region.home.address, fleet, request("ap.next")).token
+    assert join(region.home.address, fleet, request("ap.dead", nonce=7)).token
+
+
+def test_status_names_processes_that_could_not_join(region):
+    fleet = region.fleet("sa.*")
+    assert join(region.home.address, fleet, request("sa.bad")).token
+    with region.home.operator() as operator:
+        operator.Evict(pb.EvictRequest(learner="sa.bad", reason="wrong values"), timeout=WAIT_S)
+        for name in ("sa.one", "sa.two"):
+            assert refuses(lambda name=name: join(region.home.address, fleet, request(name)))
+        (told,) = [each for each in region.home.status().troubles if "cannot join" in each]
+        assert re.match(r'"sa.two" \(and \d more\) cannot join: the certificate "sa.\*" is not for new processes', told)
+        operator.Evict(pb.EvictRequest(learner="sa.bad", reason=""), timeout=WAIT_S)
+    for name in ("sa.one", "sa.two"):
+        assert join(region.home.address, fleet, request(name)).token
+    assert not any('"sa.' in each for each in region.home.status().troubles)
+
+
+def refuses(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except grpc.RpcError:
+        return True
+    return False
 
 
 def denied(stub: rpc.OuterStub, asked: pb.JoinRequest) -> bool:

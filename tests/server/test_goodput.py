@@ -53,6 +53,18 @@ def test_a_dead_incarnations_refused_contribution_counts_as_lost():
     assert a.balance(10.0).lost_s["thrown_away"] == pytest.approx(5.0)
 
 
+def test_silence_before_an_operator_ends_a_learner_stays_down_time():
+    a = account()
+    a.heard(50.0, IncarnationCounters(steps=50, tokens=500, stepping_s=50.0))
+    before = a.balance(150.0)
+    a.left(150.0)
+    for end in (150.0, 400.0):
+        assert a.balance(end) == before
+        a.left(end)  # a second eviction extends nothing
+    assert before.lost_s["down"] == 100.0
+    assert before.lost_s["other"] == 0.0
+
+
 def test_pauses_and_time_after_leave_are_not_provisioned():
     a = account()
     a.heard(100.0, IncarnationCounters(tokens=600, stepping_s=60.0, paused_s=40.0))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from atoll_server.learners.learner_counters import IncarnationCounters
 from atoll_server.learners.learner_registry import LearnerRegistry
+from atoll_server.learners.refused_joins import RefusedJoins
 from atoll_server.links.links import Links
 from atoll_server.operators.status import _waited_for, merged_tokens, trained_tokens
 from atoll_server.rounds.liveness import LearnerLiveness
@@ -50,6 +51,7 @@ def told_of(batches: dict[str, int], silent: tuple[str, ...] = ()) -> list[str]:
         writer=SimpleNamespace(full=False),
         settings=SimpleNamespace(total_tokens=0, max_staleness=4),
         clock=SimpleNamespace(at=lambda _: 100.0),
+        refused_joins=RefusedJoins(),
     )
     return [trouble.text for trouble in troubles(run, "", now)]
 

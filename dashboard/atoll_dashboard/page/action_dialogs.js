@@ -36,7 +36,8 @@ export const evict = (learner) => ({
   title: `Evict ${learner}?`,
   words: [
     "The learner stops, and its pending work is refused. Its merged work stays in the model.",
-    "The learner cannot join again until an operator readmits it.",
+    "Until an operator readmits it, neither it nor new processes with its fleet's certificate can join.",
+    `If its process has only ended, cancel, and use: atoll evict ${learner} --gone`,
   ],
   reason: true,
   danger: true,

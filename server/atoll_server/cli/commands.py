@@ -158,11 +158,23 @@ def evict_command(
             help="Number of the learner's reported tokens that still count, if its reports were false.",
         ),
     ] = None,
+    gone: Annotated[
+        bool, typer.Option("--gone", help="Instead, record that the learner left, since its process has ended.")
+    ] = False,
     yes: Yes = False,
 ) -> None:
-    """Evict a learner. The learner stops and cannot join again, and the core refuses its pending contributions."""
-    from atoll_server.cli.operator_client import evict
+    """Evict a learner. It stops and cannot join again, nor can new processes of its fleet certificate.
 
+    The core refuses its pending contributions. For a learner that only ended, use --gone: its work stays, and its name
+    may join again.
+    """
+    from atoll_server.cli.operator_client import evict, write_off
+
+    if gone and (undo or tokens is not None):
+        raise UsageError("--gone excludes --undo and --tokens: omit one of them")
+    if gone:
+        write_off(_target(reach), learner)
+        return
     if not undo:
         confirm(f"Evict learner {learner} from the run at {reach.servers[0]}?", "evict", yes=yes)
     evict(_target(reach), learner, "" if undo else reason or "by an operator", tokens)

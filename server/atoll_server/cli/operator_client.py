@@ -117,6 +117,14 @@ def pause(remote: OperatorTarget, reason: str) -> None:
     _print_unconfirmed(reply.unconfirmed)
 
 
+def write_off(remote: OperatorTarget, learner: str) -> None:
+    """Records that a learner's process has ended without leaving."""
+    with operator(remote) as stub:
+        reply = stub.Evict(pb.EvictRequest(learner=learner, gone=True), timeout=TIMEOUT_S)
+    print(f"{learner} has left")
+    _print_unconfirmed(reply.unconfirmed)
+
+
 def evict(remote: OperatorTarget, learner: str, reason: str, tokens: int | None) -> None:
     """Evicts a learner, or lets it join again if the reason is empty.
 

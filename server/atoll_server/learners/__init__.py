@@ -2,7 +2,8 @@
 
 `learner_registry` decides which process may use a name, and `session_tokens` issues and checks session tokens.
 `goodput` accounts for learner time, from the counters in `learner_counters`. `plausibility` compares the work that a
-contribution declares with its learner's reports, and limits how much of it counts.
+contribution declares with its learner's reports, and limits how much of it counts. `refused_joins` remembers processes
+that could not join.
 
 May import: access.
 """

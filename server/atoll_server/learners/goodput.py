@@ -92,6 +92,15 @@ class TimeAccount:
         self.silence_s = 0.0
         self.current = IncarnationCounters(joined_at=now)
 
+    def left(self, now: float) -> None:
+        """Records that the learner left, or that an operator ended it. A silence until then counts as down.
+
+        now: wall-clock seconds.
+        """
+        if self.left_at is None:
+            self.down_s += self._silent_s(now) if self._trains() else 0.0
+            self.left_at = now
+
     def heard(self, now: float, seen: IncarnationCounters, most: MaxRates | None = None) -> None:
         """Records the counters of a report. Limits the reported times to the time since the incarnation joined.
 

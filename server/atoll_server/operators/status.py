@@ -204,7 +204,7 @@ def _learner(
         tokens=account.total("tokens"),
         loss=account.latest_loss(),
         step_time_s=observed.step_time_s or 0.0 if observed is not None else 0.0,
-        last_seen_age_s=now - observed.heard_at if observed is not None else 0.0,
+        last_seen_age_s=max(0.0, run.clock.at(now) - account.heard_at),  # the syncer's own time begins with the core
         blocked_fraction=account.total("blocked_s") / there if there > 0 else 0.0,
         waiting_for=_waited_for(run, entry, answered, now),
         goodput=_goodput(balance),

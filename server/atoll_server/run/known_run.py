@@ -166,7 +166,7 @@ class KnownRun(ABC):
 
     async def left(self, entry: RegistryEntry) -> None:
         """Durably records that a learner left, so that a restarted core does not count the learner as lost."""
-        entry.account.left_at = self.clock.wall()
+        entry.account.left(self.clock.wall())
         entry.session = 0
         await self.save(entry)
         if (shard := self.shard) is not None:

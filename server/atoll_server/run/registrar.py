@@ -19,7 +19,8 @@ from atoll_wire.layout.layout import Layout
 
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.data.accounts import EVICTED, Accounts, Changes
-from atoll_server.learners.learner_registry import LearnerProcess, RegistryEntry, refuse_reason
+from atoll_server.learners.learner_registry import LearnerProcess, RegistryEntry, evicted, refuse_reason
+from atoll_server.learners.refused_joins import RefusedJoins
 from atoll_server.learners.session_tokens import SessionKey
 from atoll_server.ledger import data_ledger, lineage, manifests, run_ledger
 from atoll_server.ledger.ledger_writer import LedgerWriter
@@ -40,6 +41,7 @@ from atoll_server.telemetry.entries import Arrival
 from atoll_server.telemetry.journal import Journal
 
 NOWHERE = Position(0.0, 0.0, 0.0)
+THERE_S = 10.0  # a learner that reported within this time still runs
 PLACED_S = 0.25  # interval at which the step time of the fastest learner is read again
 KEY_BYTES, START_BYTES = 32, 16  # sizes of the SessionKey's `secret` and `start`
 
@@ -62,6 +64,7 @@ class Registrar(KnownRun):
         self.manifests: list[Manifest] = []
         self.from_manifest: RestoredManifest | None = None
         self.data = Accounts({})
+        self.refused_joins = RefusedJoins()
 
     @property
     def number(self) -> int:
@@ -224,6 +227,7 @@ class Registrar(KnownRun):
         else:
             arrival = Arrival.RESTARTED if entry.announced < incarnation else Arrival.AGAIN
         entry.announced = incarnation
+        self.refused_joins.joined(entry.name)
         down_s = entry.recovery.down_s
         joined = entries.Joined(entry.name, entry.region, incarnation, arrival, down_s, by, state)
         self.record(joined)
@@ -231,6 +235,23 @@ class Registrar(KnownRun):
     async def left(self, entry: RegistryEntry) -> None:
         await super().left(entry)
         self.attached.member(entry)  # a shard may not have received the learner's own Leave
+
+    async def gone(self, name: str) -> list[int]:
+        """Records that a learner's process has ended without a Leave. Its work stays, and its name may join again.
+
+        Returns the numbers of the shards that have not confirmed the change yet. Raises Refused if the run has no such
+        learner, an operator evicted it, or it still reports.
+        """
+        entry = self._learner(name)
+        silent_s = self.clock.wall() - entry.account.heard_at
+        if entry.evicted:
+            raise evicted(entry)
+        if entry.account.left_at is None:
+            if silent_s < THERE_S:
+                text = f'learner "{name}" reported {silent_s:.1f} s ago: stop its process first, or evict the learner'
+                raise Refused(Status.FAILED_PRECONDITION, text)
+            await self.left(entry)
+        return await self.attached.confirmed()
 
     async def evict(self, name: str, reason: str, tokens: int | None = None) -> list[int]:
         """Evicts a learner and refuses its pending contributions. Merged contributions stay in the model.
@@ -240,9 +261,7 @@ class Registrar(KnownRun):
         the learner's reported tokens that still count; None for all. Learners' schedules use the run's reduced token
         count starting from the next published update. Raises Refused if the run has no such learner.
         """
-        entry = self.registry.entries.get(name)
-        if entry is None:
-            raise Refused(Status.NOT_FOUND, f'this run has no learner "{name[:80]}": `atoll status` lists its learners')
+        entry = self._learner(name)
         was_evicted = bool(entry.evicted)
         self.registry.evict(entry, reason, self.clock.wall())
         if tokens is not None:
@@ -264,6 +283,11 @@ class Registrar(KnownRun):
             self.record(entries.Readmitted(name))
         self.attached.member(entry)
         return await self.attached.confirmed()
+
+    def _learner(self, name: str) -> RegistryEntry:
+        if (entry := self.registry.entries.get(name)) is None:
+            raise Refused(Status.NOT_FOUND, f'this run has no learner "{name[:80]}": `atoll status` lists its learners')
+        return entry
 
     async def pause(self, reason: str) -> list[int]:
         """Durably pauses or resumes the run, then notifies every learner. A restart of the core does not end a pause.

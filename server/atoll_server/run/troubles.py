@@ -29,6 +29,8 @@ def troubles(run: Registrar, damage: str, now: float) -> Iterator[Trouble]:
     for shard in run.attached.all():
         for text in shard.summary.troubles if shard.outbox is not None else ():
             yield _lasting(f"shard {shard.number}: {text}")
+    if text := run.refused_joins.text(now):
+        yield Trouble("refused joins", text)
     yield from _odd_tokens(run, now)
     total, trained = run.settings.total_tokens, run.registry.tokens()
     if total and trained > BEYOND * total:

@@ -65,6 +65,8 @@ class OuterService(rpc.OuterServicer):
             fleet = request.fleet if process.role is Role.FRONT else process.fleet
             return await self._joining().join(request, str(process), fleet)
         except Refused as refused:
+            if isinstance(self._core, Core):
+                self._core.run.refused_joins.add(request.learner, refused, self._core.clock.monotonic())
             self._run.record(entries.JoinRefused(request.learner, context.peer(), refused))
             await abort(context, refused)
 

@@ -91,7 +91,11 @@ class OperatorService(rpc.OperatorServicer):
         return joined_page({self._core.run.number: own} | others, missing, request, self._core.settings.limits.receipts)
 
     async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictReply:
-        """Evicts a learner, or lets it join again if the reason is empty."""
+        """Evicts a learner, lets it join again if the reason is empty, or records that its process is gone."""
+        if request.gone:
+            async with self._acting(context, "gone", learner=request.learner[:80]):
+                late = await asyncio.shield(asyncio.create_task(self._core.run.gone(request.learner)))
+            return pb.EvictReply(unconfirmed=late)
         reason = request.reason[:LARGEST_REASON]
         tokens = request.tokens if request.HasField("tokens") else None
         what = {} if tokens is None else {"tokens": str(tokens)}

@@ -1,4 +1,4 @@
-"""Measures the time from an example's start to its first merge: python -m benchmarks.first_merge [--json PATH].
+"""Measures when an example's first work is merged: python -m benchmarks.trainers.first_merge [--json PATH].
 
 Each example runs alone with a new core. It needs the packages that the first lines of the examples list.
 """
@@ -21,7 +21,7 @@ from atoll_wire import outer_pb2_grpc as rpc
 
 from benchmarks.conditions import conditions, write_record
 
-FOLDER = Path(__file__).parents[1] / "examples"
+FOLDER = Path(__file__).parents[2] / "examples"
 OPTIONS = ["--fragments", "4", "--inner-steps", "8"]
 EXAMPLES = ("plain_loop", "hf_trainer", "lightning_module", "accelerate_loop", "lora_adapters", "data_units", "gpt")
 WITH_RANKS = ("torchrun_ddp", "torchrun_fsdp2")
