@@ -152,7 +152,7 @@ CASES: dict[str, Callable[[nn.Module], tuple[Optimizers, Step]]] = {
     "Muon and AdamW as a list": muon,
     "Muon and AdamW, only one passed": muon_alone,
 }
-BESIDE = "a bfloat16 island beside a float32 island"
+BESIDE = "a bfloat16 island in the run of a float32 island"
 
 
 def run(case: str, address: str, trained: nn.Module, optimizers: Optimizers, step: Step) -> Outcome:
