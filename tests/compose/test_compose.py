@@ -21,6 +21,7 @@ LASTING = [
     "alertmanager",
     "dashboard",
 ]
+LABEL = f"com.docker.compose.project={PROJECT}"
 KILL = "kill -9 $(cat /proc/1/task/1/children)"  # crashes the container's main process from inside
 DONE = ("merged", "refused")
 
@@ -38,6 +39,22 @@ def test_the_first_start_logs_no_warnings_and_no_errors(stack, up):
     lines = stack.compose("logs", "--no-color", "certs", "backup", *ours).splitlines()
     bad = [line for line in lines if re.search(r"\[(warning|error|critical) |error:|Traceback|\| [EW]\d{4} ", line)]
     assert not [line for line in bad if "the disk is slow" not in line], "a new user would look for a fault"
+
+
+def test_a_second_build_recreates_no_container(stack, up):
+    """Compose writes a service's name into the image that it builds, so two services that build it differ."""
+
+    def ids() -> set[str]:
+        return set(stack.compose("ps", "--all", "--quiet").split())
+
+    before = ids()
+    wait = ["--detach", "--pull", "never", "--wait", "--wait-timeout", "200"]
+    stack.compose("up", "--build", *wait, timeout=600)
+    assert ids() == before
+    stack.compose("build", timeout=300)
+    stack.compose("up", *wait, timeout=300)
+    assert ids() == before
+    assert not stack.docker("image", "ls", "--quiet", "--filter", "dangling=true", "--filter", f"label={LABEL}")
 
 
 def test_images_contain_only_what_they_need(stack):
@@ -186,8 +203,7 @@ def test_down_leaves_nothing(stack, up):
     stack.compose("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "10", timeout=200)
     for kind in ("container", "network", "volume"):
         everything = ["--all"] if kind == "container" else []
-        label = f"label=com.docker.compose.project={PROJECT}"
-        assert stack.docker(kind, "ls", "--quiet", *everything, "--filter", label) == ""
+        assert stack.docker(kind, "ls", "--quiet", *everything, "--filter", f"label={LABEL}") == ""
 
 
 def _steps(stack: Stack) -> int:
