@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
 import urllib.error
 
 import pytest
+from atoll_wire.security.certificate import read_certificate
 
-from tests.compose.stack import LEARNERS, PROJECT, Stack, until
+from tests.compose.stack import LEARNERS, PROJECT, ROOT, Stack, until
+from tests.documents.fences import fences
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 
@@ -81,6 +85,22 @@ def test_the_core_is_backed_up_while_it_runs(stack, up):
         "exec", "-T", "backup", "start", "atoll", "checkpoint", "verify", f"/var/lib/backups/core/{newest}"
     )
     assert "a core can start from" in verified
+
+
+def test_the_documented_commands_list_certificates_and_take_the_operators(stack, up, tmp_path):
+    pages = [ROOT / "docs/operate" / name for name in ("security.md", "deploy.md")]
+    lines = [line for page in pages for fence in fences(page) for line in fence.text.splitlines()]
+    (listing,) = [line for line in lines if "certs list" in line and line.startswith("docker compose ")]
+    listed = stack.compose(*shlex.split(listing)[2:])
+    shown = stack.compose("exec", "-T", "learner-us", "atoll", "certs", "show", "/etc/atoll/tls/learner")
+    (serial,) = re.findall(r"^serial +(\S+)", shown, re.MULTILINE)
+    assert serial in listed
+
+    (copy,) = [line for line in lines if "--entrypoint tar operator" in line]
+    taken, unpack = copy.split(" | ")
+    archive = stack.compose(*shlex.split(taken)[2:]).encode()
+    subprocess.run(shlex.split(unpack), input=archive, cwd=tmp_path, check=True)
+    assert read_certificate(tmp_path / "operator").identity == "operator/demo"
 
 
 def test_containers_have_no_capabilities_and_have_memory_limits(stack, up):
