@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
 import urllib.error
 
 import pytest
+from atoll_wire.security.certificate import read_certificate
 
-from tests.compose.stack import LEARNERS, PROJECT, Stack, until
+from tests.compose.stack import LEARNERS, PROJECT, ROOT, Stack, until
+from tests.documents.fences import fences
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 
@@ -21,6 +25,7 @@ LASTING = [
     "alertmanager",
     "dashboard",
 ]
+LABEL = f"com.docker.compose.project={PROJECT}"
 KILL = "kill -9 $(cat /proc/1/task/1/children)"  # crashes the container's main process from inside
 DONE = ("merged", "refused")
 
@@ -38,6 +43,22 @@ def test_the_first_start_logs_no_warnings_and_no_errors(stack, up):
     lines = stack.compose("logs", "--no-color", "certs", "backup", *ours).splitlines()
     bad = [line for line in lines if re.search(r"\[(warning|error|critical) |error:|Traceback|\| [EW]\d{4} ", line)]
     assert not [line for line in bad if "the disk is slow" not in line], "a new user would look for a fault"
+
+
+def test_a_second_build_recreates_no_container(stack, up):
+    """Compose writes a service's name into the image that it builds, so two services that build it differ."""
+
+    def ids() -> set[str]:
+        return set(stack.compose("ps", "--all", "--quiet").split())
+
+    before = ids()
+    wait = ["--detach", "--pull", "never", "--wait", "--wait-timeout", "200"]
+    stack.compose("up", "--build", *wait, timeout=600)
+    assert ids() == before
+    stack.compose("build", timeout=300)
+    stack.compose("up", *wait, timeout=300)
+    assert ids() == before
+    assert not stack.docker("image", "ls", "--quiet", "--filter", "dangling=true", "--filter", f"label={LABEL}")
 
 
 def test_images_contain_only_what_they_need(stack):
@@ -64,6 +85,22 @@ def test_the_core_is_backed_up_while_it_runs(stack, up):
         "exec", "-T", "backup", "start", "atoll", "checkpoint", "verify", f"/var/lib/backups/core/{newest}"
     )
     assert "a core can start from" in verified
+
+
+def test_the_documented_commands_list_certificates_and_take_the_operators(stack, up, tmp_path):
+    pages = [ROOT / "docs/operate" / name for name in ("security.md", "deploy.md")]
+    lines = [line for page in pages for fence in fences(page) for line in fence.text.splitlines()]
+    (listing,) = [line for line in lines if "certs list" in line and line.startswith("docker compose ")]
+    listed = stack.compose(*shlex.split(listing)[2:])
+    shown = stack.compose("exec", "-T", "learner-us", "atoll", "certs", "show", "/etc/atoll/tls/learner")
+    (serial,) = re.findall(r"^serial +(\S+)", shown, re.MULTILINE)
+    assert serial in listed
+
+    (copy,) = [line for line in lines if "--entrypoint tar operator" in line]
+    taken, unpack = copy.split(" | ")
+    archive = stack.compose(*shlex.split(taken)[2:]).encode()
+    subprocess.run(shlex.split(unpack), input=archive, cwd=tmp_path, check=True)
+    assert read_certificate(tmp_path / "operator").identity == "operator/demo"
 
 
 def test_containers_have_no_capabilities_and_have_memory_limits(stack, up):
@@ -186,8 +223,7 @@ def test_down_leaves_nothing(stack, up):
     stack.compose("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "10", timeout=200)
     for kind in ("container", "network", "volume"):
         everything = ["--all"] if kind == "container" else []
-        label = f"label=com.docker.compose.project={PROJECT}"
-        assert stack.docker(kind, "ls", "--quiet", *everything, "--filter", label) == ""
+        assert stack.docker(kind, "ls", "--quiet", *everything, "--filter", f"label={LABEL}") == ""
 
 
 def _steps(stack: Stack) -> int:

@@ -93,10 +93,13 @@ def test_a_kubectl_command_names_what_the_chart_renders(command: RunbookCommand,
 
 
 def _can_run(words: list[str], container: dict[str, Any], answer: dict[str, Any]) -> None:
-    """Checks that a container has the command, its options, and the paths and addresses that it names."""
+    """Checks that a container has the command, its options, and the files and addresses that it names."""
     assert words[0] == "atoll" or words[0] in TOOLS
     if words[0] == "atoll":
         parsed(words[1:])
+    if words[0] == "tail":
+        options = {str(value) for value in parsed(container["args"]).values()}
+        assert options.issuperset(words[1:]), f"the container writes none of {words[1:]}"
     mounts = [PurePosixPath(each["mountPath"]) for each in container["volumeMounts"]]
     for word in words[1:]:
         if word.startswith("/"):
@@ -110,6 +113,7 @@ def _can_run(words: list[str], container: dict[str, Any], answer: dict[str, Any]
     "kubectl logs --namespace atoll --tail 50 atoll-core-7",
     "kubectl logs --namespace other --tail 50 atoll-core-0",
     "kubectl exec --namespace atoll deployment/atoll-front -- tail /var/audit.jsonl",
+    "kubectl exec --namespace atoll deployment/atoll-front -- tail /tmp/other.jsonl",
     "kubectl exec --namespace atoll atoll-core-0 -- atoll doctor --directory /var/lib/atoll/run",
     "kubectl exec --namespace atoll deployment/atoll-front -- atoll doctor --server atoll-core:7071",
     "kubectl delete --namespace atoll pod atoll-core-0",
