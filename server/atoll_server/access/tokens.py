@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from atoll_wire.contract import AUTHORIZATION, BEARER
-from atoll_wire.errors import SettingsError
+from atoll_wire.errors import SettingsError, UsageError
 from atoll_wire.security.certificate import NAME, Role
 
 from atoll_server.access.identity import Caller
@@ -60,7 +60,7 @@ def new(path: Path, name: str) -> str:
     Raises SettingsError if the name is invalid or the file cannot be read or written.
     """
     if not NAME.fullmatch(name):
-        raise SettingsError(f'name "{name}" is not allowed: use 1 to 64 letters, digits, ".", "_" or "-"')
+        raise UsageError(f'name "{name}" is not allowed: use 1 to 64 letters, digits, ".", "_" or "-"')
     token = secrets.token_urlsafe(32)
     try:
         lines = path.read_text().splitlines() if path.exists() else []

@@ -10,6 +10,7 @@ from pathlib import Path
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.cli.output import Format, as_data, columns, show
 from atoll_wire.contract import FATE_NAMES, FATES, Fate
+from atoll_wire.errors import UsageError
 from rich.markup import escape
 
 from atoll_server.checkpoints.restore import LEDGER
@@ -79,7 +80,7 @@ def _fate(name: str) -> Fate:
     for fate in FATES:
         if fate == name:
             return fate
-    raise OperatorError(f'--fate "{name}" is invalid: give pending, merged or refused')
+    raise UsageError(f'--fate "{name}" is invalid: give pending, merged or refused')
 
 
 COLUMNS = (
