@@ -101,7 +101,14 @@ def viewer_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterabl
     given = list(metadata)
     if caller.role is Role.VIEWER and all(key != AUTHORIZATION for key, _ in given):
         return caller.name
-    return operator_name(tokens, caller, given)
+    try:
+        return operator_name(tokens, caller, given)
+    except Refused as refused:
+        if refused.status is not Status.PERMISSION_DENIED:
+            raise
+        fix = "give --token-file, or a viewer's certificate" if tokens is not None else "give a viewer's certificate"
+        text = f"this call is for viewers and operators: {fix} (atoll certs issue viewer NAME)"
+        raise Refused(Status.PERMISSION_DENIED, text) from refused
 
 
 def operator_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:
