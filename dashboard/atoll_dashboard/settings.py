@@ -66,7 +66,7 @@ class DashboardSettings(Certificates):
             raise SettingsError(text)
         for host in self.hosts:
             if ":" in host or "/" in host:
-                raise SettingsError(f"--host {host} is not a host name: give the name without a scheme or port")
+                raise UsageError(f"--host {host} is not a host name: give the name without a scheme or port")
         if self.token and self.token_file is not None:
             raise UsageError("--token and --token-file cannot be combined: give only one of them")
         own = self.own_token()

@@ -265,7 +265,9 @@ def _reach(host: str, port: int) -> Iterator[Finding]:
     try:
         found = {str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError) as error:
-        yield _bad(f"{host} cannot be resolved ({error})", "correct the name, or fix DNS on this machine")
+        yield _bad(
+            f"{host} cannot be resolved ({error})", "correct the name, fix DNS on this machine, or start the front"
+        )
         return
     yield Finding(Severity.GOOD, f"{host} resolves to {', '.join(sorted(found))}")
     try:

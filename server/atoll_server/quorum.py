@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-from atoll_wire.errors import SettingsError
+from atoll_wire.errors import UsageError
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -33,13 +33,13 @@ class Quorum(BaseModel):
     def parse(cls, text: str) -> Quorum:
         """Returns the quorum that a text describes: "3" for three learners, "0.5" or "50%" for half of the live ones.
 
-        Raises SettingsError if the text is neither a number of learners nor a share.
+        Raises UsageError if the text is neither a number of learners nor a share.
         """
         try:
             if text.endswith("%"):
                 return cls(share=float(text[:-1]) / 100)
             return cls(share=float(text)) if "." in text else cls(learners=int(text))
         except ValueError as error:
-            raise SettingsError(
+            raise UsageError(
                 f'quorum "{text}" is neither a number of learners nor a share: give a value such as 3, 0.5 or 50%'
             ) from error

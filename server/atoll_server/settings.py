@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from atoll_wire.contract import UPDATES_KEPT
-from atoll_wire.errors import SettingsError
+from atoll_wire.errors import SettingsError, UsageError
 from atoll_wire.layout.frame_spans import Codec, Compression
 from atoll_wire.layout.sharding import MAX_SHARDS
 from atoll_wire.messages.frame_messages import TENSORS
@@ -281,10 +281,10 @@ class ShardNumber(BaseModel):
 
     @classmethod
     def parse(cls, text: str) -> ShardNumber:
-        """Returns the shard that a text such as "2/4" names. Raises SettingsError."""
+        """Returns the shard that a text such as "2/4" names. Raises UsageError."""
         number, _, count = text.partition("/")
         if not (number.isdecimal() and count.isdecimal() and int(number) < int(count) <= MAX_SHARDS):
-            raise SettingsError(
+            raise UsageError(
                 f'--shard "{text}" is not a shard: give its number from 0 and the number of shards, such as 2/4'
             )
         return cls(number=int(number), count=int(count))
@@ -386,13 +386,13 @@ class CoreSettings(Serving):
         """Raises SettingsError for contradictory options, a missing --init and in the same cases as `check_reach`."""
         self.check_reach(*self.listen)
         if self.shard is not None and self.registrar_only:
-            raise SettingsError("--shard and --registrar-only cannot be combined: give only one of them")
+            raise UsageError("--shard and --registrar-only cannot be combined: give only one of them")
         if self.registrar is not None and self.shard is None:
-            raise SettingsError("--registrar needs --shard, such as --shard 1/4: add it, or omit --registrar")
+            raise UsageError("--registrar needs --shard, such as --shard 1/4: add it, or omit --registrar")
         if self.shard is not None and self.shard.number and self.registrar is None:
-            raise SettingsError(f"--shard {self.shard} needs the address of the registrar: add --registrar HOST:PORT")
+            raise UsageError(f"--shard {self.shard} needs the address of the registrar: add --registrar HOST:PORT")
         if self.registrar is not None and self.init is not None:
-            raise SettingsError("--init belongs to the registrar: omit it for other shards")
+            raise UsageError("--init belongs to the registrar: omit it for other shards")
         if self.registrar is not None:
             self.security.check([self.registrar])
         if self.init is not None and not (self.init.is_file() or self.init.is_dir()):

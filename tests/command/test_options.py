@@ -103,6 +103,19 @@ def test_the_documented_exit_statuses_are_those_in_the_code():
         (["status", "--watch", "--json"], ExitStatus.USAGE),
         (["status", "--nothing"], ExitStatus.USAGE),
         (["status", "--output", "yaml"], ExitStatus.USAGE),
+        (["status", "--server", "localhost"], ExitStatus.USAGE),
+        (["receipts", "--fate", "bogus"], ExitStatus.USAGE),
+        (["core", "--dir", "DIR", "--quorum", "150%"], ExitStatus.USAGE),
+        (["core", "--dir", "DIR", "--listen", "127.0.0.1:70999"], ExitStatus.USAGE),
+        (["core", "--dir", "DIR", "--log-level", "loud"], ExitStatus.USAGE),
+        (["core", "--dir", "DIR", "--shard", "4/4"], ExitStatus.USAGE),
+        (["core", "--dir", "DIR", "--registrar", "127.0.0.1:1"], ExitStatus.USAGE),
+        (["core", "--dir", "DIR", "--listen", "0.0.0.0:0"], ExitStatus.FAILED),
+        (["learner", "--name", "a", "--server", "localhost"], ExitStatus.USAGE),
+        (["pull", "--server", "localhost", "out"], ExitStatus.USAGE),
+        (["certs", "issue", "learner", "a b", "--dir", "DIR"], ExitStatus.USAGE),
+        (["token", "a b", "--file", "DIR"], ExitStatus.USAGE),
+        (["context", "add", "a", "--server", "localhost"], ExitStatus.USAGE),
         (["evict", "a"], ExitStatus.USAGE),
         (["pause"], ExitStatus.USAGE),
         (["evict", "a", "--undo", "--server", "127.0.0.1:1"], ExitStatus.UNREACHABLE),
@@ -110,7 +123,7 @@ def test_the_documented_exit_statuses_are_those_in_the_code():
     ],
 )
 def test_exit_statuses_differ(arguments, status, tmp_path):
-    command = [*ATOLL, *arguments]
+    command = [*ATOLL, *(str(tmp_path / "run") if each == "DIR" else each for each in arguments)]
     environment = os.environ | {"XDG_CONFIG_HOME": str(tmp_path)}
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, env=environment, stdin=subprocess.DEVNULL

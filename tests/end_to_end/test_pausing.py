@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -51,6 +52,8 @@ def test_a_paused_run_stays_paused_over_a_restart_until_it_is_resumed(tmp_path):
         eventually(lambda: states(running).get("c") in {"paused", "joining"} and len(latecomer.losses) == 1)
         stood_s = time.monotonic() - began
         assert atoll("resume", "--server", running.address).stdout == "the run was resumed\n"
+        lines = map(json.loads, (running.directory / "audit.jsonl").read_text().splitlines())
+        assert ["reason" in line for line in lines if line["act"] == "resume"] == [False]
         eventually(lambda: running.status().merges > after.merges + 2)
         end.append(True)
         for trainee in (*trainees, latecomer):

@@ -307,6 +307,9 @@ def test_a_viewer_only_reads_and_only_an_operator_acts(home, papers, role):
                     'the certificate of viewer "each" allows only calls that show the run, but this call is for '
                     "operators: give an operator's certificate (atoll certs issue operator NAME)"
                 )
+            elif method in READS and said is not None:
+                fix = "give a viewer's certificate (atoll certs issue viewer NAME)"
+                assert said == f"this call is for viewers and operators: {fix}"
 
 
 def _refusal(stub: rpc.OperatorStub, method: str, asked) -> str | None:

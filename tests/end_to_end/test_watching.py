@@ -112,3 +112,24 @@ def test_the_watch_prints_lines_of_json_for_programs(tmp_path):
             assert watching.wait(20) == 0
     assert second["uptime_s"] > first["uptime_s"]
     assert first["run"] == second["run"]
+
+
+@pytest.mark.parametrize("form", ["table", "wide"])
+def test_the_watch_prints_one_table_after_another_without_a_terminal(tmp_path, form):
+    with core(tmp_path) as running:
+        command = [sys.executable, "-m", "atoll.cli", "status", "--server", running.address, "--watch", "-o", form]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+            assert watching.stdout is not None
+            run, tables = running.status().run, 0
+            while tables < 2:
+                line = watching.stdout.readline()
+                assert line, "the command ended"
+                assert "\x1b" not in line
+                tables += run in line
+            running.kill()
+            while "core unreachable since" not in line:
+                line = watching.stdout.readline()
+                assert line, "the command ended"
+            watching.send_signal(signal.SIGINT)
+            watching.stdout.read()
+            assert watching.wait(20) == 0

@@ -147,6 +147,17 @@ def test_the_log_names_a_learners_state():
     assert [line["state"] for line in lines] == ["initialise"]
 
 
+def test_only_a_pause_has_a_reason_in_the_log():
+    structlog.reset_defaults()
+    with capture_logs() as lines:
+        for reason in ("by ann: night", ""):
+            JournalLog().on(entries.PauseChanged(reason), 0.0)
+    assert [(line["event"], line.get("reason")) for line in lines] == [
+        ("run paused", "by ann: night"),
+        ("run resumed", None),
+    ]
+
+
 def test_of_a_learners_many_refusals_the_log_has_one_warning_per_minute():
     structlog.reset_defaults()
     journal_log = JournalLog()

@@ -16,7 +16,7 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.connections.calls import LinkLost
 from atoll_wire.layout.frame_spans import Codec
-from atoll_wire.process.tasks import first_ended
+from atoll_wire.process.tasks import end_all, first_ended
 
 from atoll.agent.coordination import Coordination
 from atoll.agent.core_view import CoreView, FragmentTrack, InFlight
@@ -80,6 +80,11 @@ class Fetcher:
         if track.run.frames and track.behind() and track.fetching is None:
             track.fetching = asyncio.get_running_loop().create_task(self._bring(track))
             track.fetching.add_done_callback(self._ended)
+
+    async def close(self) -> None:
+        """Ends all fetches. An error of theirs goes to `stop`, not to the end of the event loop."""
+        tracks = self._core.tracks.values()
+        await end_all([task for track in tracks for task in (track.fetching, track.copying) if task is not None])
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -52,7 +52,7 @@ class Identity:
             self.security.check(self.addresses)
             check_role(self.security.tls, Role.LEARNER, self.name)
         except (TransportSecurityError, CertificateError) as error:
-            return LearnerError(str(error))
+            return LearnerError(str(error), error.exit_status)
         return None
 
 

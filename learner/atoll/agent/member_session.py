@@ -33,7 +33,7 @@ class MemberSession(RunSession):
             self.core.leaving = True
             for task in works:
                 task.cancel()
-            await self._close_links()
+            await self._close()
 
     async def say_goodbye(self) -> None:
         """Does nothing, because rank 0 leaves the run for all ranks."""

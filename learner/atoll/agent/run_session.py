@@ -19,7 +19,7 @@ from atoll_wire.connections.link import Link, close_gracefully, is_atoll_status,
 from atoll_wire.errors import ExitStatus
 from atoll_wire.layout.layout import Layout
 from atoll_wire.process.clock import Clock
-from atoll_wire.process.tasks import first_ended
+from atoll_wire.process.tasks import end_all, first_ended
 from atoll_wire.security.transport import TransportSecurity
 
 from atoll.agent.coordination import Coordination, Leading, receive_on_loop
@@ -132,7 +132,7 @@ class RunSession:
         finally:
             self.core.leaving = True
             await self._leave(self.core.shards)
-            await self._close_links()
+            await self._close()
             for task in self._retired:
                 task.cancel()
 
@@ -298,10 +298,7 @@ class RunSession:
     async def _leave(self, shards: Iterable[ShardView]) -> None:
         """Cancels the sessions at these shards and waits until they have ended."""
         tasks = [self._running.pop(shard) for shard in shards if shard in self._running]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await end_all(tasks)
 
     async def _enter(self) -> None:
         """Lets training begin once all fragments have arrived. Then waits until cancelled."""
@@ -333,7 +330,10 @@ class RunSession:
         self._retire(old)
         return new
 
-    async def _close_links(self) -> None:
+    async def _close(self) -> None:
+        """Ends all transfers and closes all links."""
+        await self._sender.close()
+        await self._fetcher.close()
         for link in dict.fromkeys([*self._links, *(shard.link for shard in self.core.shards)]):
             await link.close()
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 import structlog
 from atoll_wire import outer_pb2 as pb
@@ -22,6 +23,7 @@ from atoll_wire.layout.frame_spans import Compression
 from atoll_wire.layout.layout import FrameRun
 from atoll_wire.messages import frame_messages
 from atoll_wire.process.logs import contribution_name
+from atoll_wire.process.tasks import end_all
 
 from atoll.agent.coordination import Coordination
 from atoll.agent.core_view import CoreView, FragmentTrack, InFlight, ShardView
@@ -54,7 +56,7 @@ class Sender:
         self._fetch = fetch
         self._coordination = coordination
         self._rng = random.Random()  # noqa: S311 - jitter
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
 
     def send(self, track: FragmentTrack, taken: Submission) -> None:
         """Starts to send a pseudo-gradient, unless it has been submitted before. Returns immediately."""
@@ -72,9 +74,7 @@ class Sender:
             self.end(track, merged=False)
         track.in_flight = InFlight(taken, seq)
         self._counters.pending += 1
-        task = asyncio.get_running_loop().create_task(self._carry(track, track.in_flight))
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        self._start(self._carry(track, track.in_flight))
 
     def _left_behind(self, track: FragmentTrack, taken: Submission) -> None:
         """Settles an obsolete pseudo-gradient, for example after a restore, without sending it."""
@@ -89,9 +89,7 @@ class Sender:
         for track in shard.tracks.values():
             if track.in_flight is not None and track.in_flight.acknowledged and not track.in_flight.asking:
                 track.in_flight.asking = True
-                task = asyncio.get_running_loop().create_task(self._ask(track, track.in_flight))
-                self._tasks.add(task)
-                task.add_done_callback(self._ended)
+                self._start(self._ask(track, track.in_flight))
 
     async def _ask(self, track: FragmentTrack, in_flight: InFlight) -> None:
         # Retries until the fate is known, because a missed refusal would keep the contribution in flight forever.
@@ -100,8 +98,17 @@ class Sender:
         finally:
             in_flight.asking = False
 
+    async def close(self) -> None:
+        """Ends all uploads. An error of theirs goes to `stop`, not to the end of the event loop."""
+        await end_all(self._tasks)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.append(task)
+        task.add_done_callback(self._ended)
+
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.remove(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._stop(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 

@@ -169,7 +169,9 @@ class Agent:
             self._bell.close()
 
     def _stop(self, error: Exception) -> None:
-        """Ends the learner with an error that a part of the agent raised."""
+        """Ends the learner with an error that a part of the agent raised. Later errors change nothing."""
+        if self.failure is not None:
+            return  # another cancellation would interrupt the end of the session
         self._fail(error)
         if self._main is not None:
             self._main.cancel()

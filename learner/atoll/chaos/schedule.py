@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll_wire.errors import UserError
+from atoll_wire.errors import ExitStatus, UserError
 
 KILL, PAUSE = "kill", "pause"
 CORE = "core"
@@ -42,11 +42,14 @@ def _parse(part: str, targets: Sequence[str]) -> Fault:
         target = fields[2]
         for_s = float(fields[3]) if what == PAUSE else 0.0
     except (IndexError, ValueError) as error:
-        raise ScheduleError(f'--schedule "{part}" is invalid: use the form 12:kill:NAME or 12:pause:NAME:5') from error
+        raise ScheduleError(
+            f'--schedule "{part}" is invalid: use the form 12:kill:NAME or 12:pause:NAME:5', ExitStatus.USAGE
+        ) from error
     if what not in {KILL, PAUSE} or target not in targets or not at_s >= 0 or not for_s >= 0:
         raise ScheduleError(
             f'--schedule "{part}" is invalid (unknown action or target, or an invalid time): kill or pause one of '
-            f"{', '.join(targets)}, with times of 0 s or more"
+            f"{', '.join(targets)}, with times of 0 s or more",
+            ExitStatus.USAGE,
         )
     return Fault(at_s, what, target, for_s)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from atoll_wire.errors import SettingsError
+from atoll_wire.errors import UsageError
 from atoll_wire.process.settings import Settings
 from pydantic import Field
 
@@ -55,9 +55,9 @@ class DemoSettings(Settings):
     ] = None
 
     def check(self) -> None:
-        """Raises SettingsError for contradictory options."""
+        """Raises UsageError for contradictory options."""
         if self.regions and self.sharded:
-            raise SettingsError(
+            raise UsageError(
                 "--regions and --shards cannot be combined, because a front calls shards directly, not over the demo's "
                 "links: give only one of them"
             )

@@ -67,7 +67,7 @@ class Source:
             if self.security.tls is not None and not self.token:
                 check_role(self.security.tls, Role.READER)
         except (TransportSecurityError, CertificateError) as error:
-            raise FollowerError(str(error)) from error
+            raise FollowerError(str(error), error.exit_status) from error
 
 
 @dataclass(slots=True, eq=False)

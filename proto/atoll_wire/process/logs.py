@@ -11,7 +11,7 @@ from typing import TextIO, cast
 import structlog
 
 from atoll_wire import outer_pb2 as pb
-from atoll_wire.errors import UserError
+from atoll_wire.errors import UsageError
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -52,9 +52,9 @@ def configure_unless() -> None:
 
 
 def configure(level: str, *, json: bool) -> None:
-    """Sets the level and the format. Raises UserError for an unknown level."""
+    """Sets the level and the format. Raises UsageError for an unknown level."""
     if level not in LEVELS:
-        raise UserError(f"--log-level {level} is not a log level: use one of {', '.join(LEVELS)}")
+        raise UsageError(f"--log-level {level} is not a log level: use one of {', '.join(LEVELS)}")
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )

@@ -18,6 +18,17 @@ async def first_ended(tasks: Sequence[asyncio.Task[Any]], until: str = asyncio.F
             task.result()
 
 
+async def end_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancels tasks and waits until they have ended. Their done callbacks must retrieve their errors.
+
+    A cancelled task may still raise an error: gRPC raises a status that arrived just before the cancellation.
+    """
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+
+
 async def run_until_first_ends(*works: Coroutine[Any, Any, Any]) -> None:
     """Runs coroutines until one has ended and then cancels the others. Raises the error of the one that ended."""
     tasks = [asyncio.ensure_future(work) for work in works]

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from atoll_wire.errors import UserError
+from atoll_wire.errors import ExitStatus, UserError
 
 log = structlog.get_logger()
 
@@ -33,6 +33,8 @@ class TransportSecurityError(UserError):
 
 class AddressError(TransportSecurityError):
     """An address is not HOST:PORT. The message is one line with the fix."""
+
+    exit_status = ExitStatus.USAGE
 
 
 def check_address(address: str) -> None:

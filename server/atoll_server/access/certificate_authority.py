@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from atoll_wire.errors import ExitStatus
 from atoll_wire.security.certificate import (
     ANY,
     MOST_NAMES,
@@ -170,16 +171,19 @@ def _check_names(role: Role, name: str, others: Sequence[str]) -> None:
     if others:
         text = "a certificate has several names, or one name that ends in *"
         if role is not Role.LEARNER:
-            raise CertificateError(f"a {role.value} has one name, but {1 + len(others)} are given: give one name")
+            raise CertificateError(
+                f"a {role.value} has one name, but {1 + len(others)} are given: give one name", ExitStatus.USAGE
+            )
         if len({name, *others}) > MOST_NAMES:
             fix = "issue several certificates, or one for a prefix, such as us.*"
             raise CertificateError(
-                f"a certificate has at most {MOST_NAMES} names, but {1 + len(others)} are given: {fix}"
+                f"a certificate has at most {MOST_NAMES} names, but {1 + len(others)} are given: {fix}",
+                ExitStatus.USAGE,
             )
     for each in (name, *others):
         if not NAME.fullmatch(each.removesuffix(ANY) if role is Role.LEARNER and not others else each):
             fix = f'use 1 to 64 letters, digits, ".", "_" or "-"; {text}'
-            raise CertificateError(f'name "{each}" is not allowed: {fix}')
+            raise CertificateError(f'name "{each}" is not allowed: {fix}', ExitStatus.USAGE)
 
 
 def _builder(

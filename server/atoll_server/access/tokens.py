@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from atoll_wire.contract import AUTHORIZATION, BEARER
-from atoll_wire.errors import SettingsError
+from atoll_wire.errors import SettingsError, UsageError
 from atoll_wire.security.certificate import NAME, Role
 
 from atoll_server.access.identity import Caller
@@ -60,7 +60,7 @@ def new(path: Path, name: str) -> str:
     Raises SettingsError if the name is invalid or the file cannot be read or written.
     """
     if not NAME.fullmatch(name):
-        raise SettingsError(f'name "{name}" is not allowed: use 1 to 64 letters, digits, ".", "_" or "-"')
+        raise UsageError(f'name "{name}" is not allowed: use 1 to 64 letters, digits, ".", "_" or "-"')
     token = secrets.token_urlsafe(32)
     try:
         lines = path.read_text().splitlines() if path.exists() else []
@@ -101,7 +101,14 @@ def viewer_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterabl
     given = list(metadata)
     if caller.role is Role.VIEWER and all(key != AUTHORIZATION for key, _ in given):
         return caller.name
-    return operator_name(tokens, caller, given)
+    try:
+        return operator_name(tokens, caller, given)
+    except Refused as refused:
+        if refused.status is not Status.PERMISSION_DENIED:
+            raise
+        fix = "give --token-file, or a viewer's certificate" if tokens is not None else "give a viewer's certificate"
+        text = f"this call is for viewers and operators: {fix} (atoll certs issue viewer NAME)"
+        raise Refused(Status.PERMISSION_DENIED, text) from refused
 
 
 def operator_name(tokens: OperatorTokens | None, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> str:

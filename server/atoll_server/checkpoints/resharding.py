@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from atoll_wire.contract import Fate
-from atoll_wire.errors import SettingsError
+from atoll_wire.errors import UsageError
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import Layout, LayoutError
 from atoll_wire.layout.sharding import divide
@@ -115,7 +115,7 @@ def reshard(
         try:
             division = divide(layout, shards)
         except LayoutError as error:
-            raise SettingsError(f"--shards {shards}: {error}") from error
+            raise UsageError(f"--shards {shards}: {error}") from error
         check_room(out, layout.parameters, disk)
         part = new_folder(out, disk)
         move = _Move(sources, registrar, layout, division, part, alone=alone, disk=disk, clock=clock)

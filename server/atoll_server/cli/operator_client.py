@@ -13,7 +13,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire.cli.output import Format
 from atoll_wire.connections.calls import open_stream
-from atoll_wire.connections.link import core_away, is_connection_lost, is_unreachable
+from atoll_wire.connections.link import core_away, is_atoll_status, is_connection_lost, is_unreachable
 from atoll_wire.contract import token_metadata
 from atoll_wire.errors import ExitStatus, UserError
 from atoll_wire.model_file.export_summary import export_summary
@@ -25,6 +25,7 @@ from atoll_server.cli.export_target import export_target
 from atoll_server.cli.tables import checkpoint_row, named_shards, print_checkpoints
 
 TIMEOUT_S = 10.0
+WRONG_ARGUMENT = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]  # a new channel does not share the back-off of an earlier one
 
 
@@ -75,9 +76,9 @@ def operator(remote: OperatorTarget) -> Iterator[rpc.OperatorStub]:
                 if remote.security.tls is not None or not on_loopback([address]):
                     fix = "check that the core runs and that the network lets you reach it, or give another --server"
                 raise CoreUnreachableError(f"no core answers at {address} ({error.details()}): {fix}") from error
-            raise OperatorError(
-                f"the core at {address} refused the call: {error.details()}", ExitStatus.REFUSED
-            ) from error
+            wrong = error.code() in WRONG_ARGUMENT and is_atoll_status(error)
+            status = ExitStatus.USAGE if wrong else ExitStatus.REFUSED
+            raise OperatorError(f"the core at {address} refused the call: {error.details()}", status) from error
 
 
 def _check_caller(tls: Path | None) -> None:

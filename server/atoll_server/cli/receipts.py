@@ -10,6 +10,7 @@ from pathlib import Path
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.cli.output import Format, as_data, columns, show
 from atoll_wire.contract import FATE_NAMES, FATES, Fate
+from atoll_wire.errors import UsageError
 from rich.markup import escape
 
 from atoll_server.checkpoints.restore import LEDGER
@@ -25,8 +26,8 @@ from atoll_server.rounds.liveness import named
 def from_core(remote: OperatorTarget, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:
     """Returns the newest `last` receipts from a core, newest first.
 
-    Makes several calls, since the core limits the number of receipts per reply. Raises OperatorError, also if the
-    run has no such learner.
+    Makes several calls, since the core limits the number of receipts per reply. Raises OperatorError, and UsageError
+    if the run has no such learner.
     """
     found: list[pb.LoggedReceipt] = []
     before, missing = "", set[int]()
@@ -52,9 +53,9 @@ def from_core(remote: OperatorTarget, learner: str, fate: str, last: int) -> lis
 
 
 def from_directory(directory: Path, learner: str, fate: str, last: int) -> list[pb.LoggedReceipt]:
-    """Returns the newest `last` receipts from the ledger of a core or a shard, newest first. Raises OperatorError.
+    """Returns the newest `last` receipts from the ledger of a core or a shard, newest first.
 
-    A core may be using the ledger.
+    A core may be using the ledger. Raises OperatorError, and UsageError if the run has no such learner.
     """
     path = directory / LEDGER
     if not path.is_file():
@@ -69,17 +70,17 @@ def from_directory(directory: Path, learner: str, fate: str, last: int) -> list[
 
 
 def _check_learner(name: str, known: Sequence[str]) -> None:
-    """Raises OperatorError if the run has no learner with this name."""
+    """Raises UsageError if the run has no learner with this name."""
     if name not in known:
         some = f"its learners are {named(sorted(known))}" if known else "no learner has joined it"
-        raise OperatorError(f'the run has no learner "{name}": {some}')
+        raise UsageError(f'the run has no learner "{name}": {some}')
 
 
 def _fate(name: str) -> Fate:
     for fate in FATES:
         if fate == name:
             return fate
-    raise OperatorError(f'--fate "{name}" is invalid: give pending, merged or refused')
+    raise UsageError(f'--fate "{name}" is invalid: give pending, merged or refused')
 
 
 COLUMNS = (

@@ -29,9 +29,10 @@ def show_status(remote: OperatorTarget, form: Format) -> None:
 
 
 def watch_status(remote: OperatorTarget, form: Format) -> None:
-    """Shows a run's state every second until Ctrl-C, either on the whole screen or as one line of JSON.
+    """Shows a run's state every second until Ctrl-C: on the whole screen, or as one line of JSON.
 
-    While the core does not answer, the screen shows the last status and its age, and no line is printed.
+    Without a terminal, prints one table after another. While the core does not answer, the screen shows the last status
+    and its age, a warning without a table is printed, and no line of JSON is.
     """
     with contextlib.suppress(KeyboardInterrupt):
         if form.is_json:
@@ -39,7 +40,12 @@ def watch_status(remote: OperatorTarget, form: Format) -> None:
                 if not seen.age_s:
                     show(as_data(seen.reply), form, lambda: "")
             return
-        with Live(console=console(), auto_refresh=False, screen=True) as live:
+        screen = console()
+        if not screen.is_terminal:
+            for seen in _statuses(remote):
+                screen.print(*(_warning(seen) if seen.age_s else [shown(seen.reply, form)]), end="\n\n")
+            return
+        with Live(console=screen, auto_refresh=False, screen=True) as live:
             for seen in _statuses(remote):
                 live.update(Group(*_warning(seen), shown(seen.reply, form, FEW)), refresh=True)
 

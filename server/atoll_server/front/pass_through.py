@@ -90,7 +90,7 @@ async def _end_without_core(context: Context, address: str, why: str, fault: str
 
     The status names the core's address. fault: the fault of TLS, if any.
     """
-    fix = f"start the core with `atoll core --listen {address} --dir DIR`, or correct the front's --core"
+    fix = f"check the link between the front and {address}, and that the core runs there"
     text = f"the core at {address} does not answer the front ({why}): {fix}"
     text = f"the front cannot call the core: {fault}" if fault else text
     await end(context, grpc.StatusCode.UNAVAILABLE, text, meant=False, more=((CORE_AWAY, address.encode()),))

@@ -57,10 +57,11 @@ class OperatorService(rpc.OperatorServicer):
         """Context manager for an operator's action. Yields the operator's name.
 
         Records the action and its outcome in the journal. Ends the call with an error if the caller is not an operator,
-        or if the action raises Refused. act: name of the action. what: arguments of the action.
+        or if the action raises Refused. act: name of the action. what: arguments of the action; empty ones are omitted.
         """
         name = await self._may(context, act)
-        acted = entries.OperatorActed(act, name, context.peer(), what)
+        given = {key: value for key, value in what.items() if value}
+        acted = entries.OperatorActed(act, name, context.peer(), given)
         try:
             yield name
         except Refused as refused:

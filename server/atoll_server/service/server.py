@@ -15,7 +15,7 @@ import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire import outer_pb2_grpc as rpc
 from atoll_wire import shards_pb2_grpc
-from atoll_wire.errors import SettingsError, UserError
+from atoll_wire.errors import SettingsError, UsageError, UserError
 from atoll_wire.messages import frame_messages
 from atoll_wire.process import allocator, metrics_server
 from atoll_wire.process.clock import Clock
@@ -169,12 +169,12 @@ async def _pass_on(signalled: asyncio.Event, told: asyncio.Event) -> None:
 
 
 def _core(settings: CoreSettings, given: dict[str, Any]) -> Core | ShardCore:
-    """Returns the core that these settings describe. Raises SettingsError if run settings are given to a shard."""
+    """Returns the core that these settings describe. Raises UsageError if run settings are given to a shard."""
     if settings.registrar is None:
         return Core(settings, given)
     given = {"preset": settings.preset} | given
     if named := [name.replace("_", "-") for name, value in given.items() if value is not None]:
-        raise SettingsError(f"--{named[0]} belongs to the run: give it to the registrar, not to shard {settings.shard}")
+        raise UsageError(f"--{named[0]} belongs to the run: give it to the registrar, not to shard {settings.shard}")
     return ShardCore(settings)
 
 

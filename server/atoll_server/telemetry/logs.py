@@ -64,7 +64,7 @@ def _log(entry: Entry) -> None:  # noqa: C901, PLR0912, PLR0915 - a case for eac
             say = log.error if by_disk else log.warning
             say("initial parameters refused", detail=detail)
         case entries.PauseChanged(reason):
-            log.warning("run paused" if reason else "run resumed", reason=reason)
+            log.warning("run paused" if reason else "run resumed", **({"reason": reason} if reason else {}))
         case entries.SnapshotTaken(number, merges, size_bytes):
             log.info("snapshot taken", id=number, merges=merges, size_bytes=size_bytes)
         case entries.SnapshotFailed(error):
