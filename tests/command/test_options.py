@@ -299,5 +299,5 @@ def test_an_address_that_cannot_be_says_what_is_missing(address, said):
 )
 def test_each_command_names_a_server_without_a_port(arguments):
     done = run(*arguments, "core.example.com")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert '"core.example.com" has no port' in done.stderr

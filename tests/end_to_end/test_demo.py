@@ -111,7 +111,7 @@ def test_kills_are_counted_by_names_that_tell_shards_registrar_and_front(shards,
 
 def test_regions_and_shards_cannot_be_combined(tmp_path):
     done = subprocess.run([*DEMO, "--regions", "2", "--shards", "2"], capture_output=True, text=True, timeout=50)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("error: --regions and --shards cannot be combined")
     assert done.stderr.endswith("give only one of them\n")
 

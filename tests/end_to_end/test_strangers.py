@@ -274,7 +274,7 @@ def test_operators_are_told_by_their_certificate(home, papers):
     for other in (papers.learner("a"), papers.front):
         error = refused(lambda other=other: operators(home, TransportSecurity(other)))
         assert error.code() is DENIED
-        assert "for operators" in error.details()
+        assert "give a viewer's certificate" in error.details()
     assert any(act["act"] == "operator refused" for act in audited(home))
 
 
