@@ -10,6 +10,8 @@ import sys
 import atoll
 import pytest
 import torch
+from atoll_server.cli.operator_client import OperatorTarget, export_checkpoint
+from safetensors.torch import load_file
 
 from tests.end_to_end.world import core, eventually
 from tests.integrations.world import REAL_TOKENS, Sentences, gpt, learner_status
@@ -109,6 +111,23 @@ def test_the_best_model_is_loaded_after_leaving(running, tmp_path):
     eventually(lambda: running.status().contributions.pending == 0)
     status = running.status()
     assert status.tokens_merged == pytest.approx(status.tokens_trained)
+
+
+def test_an_export_beside_the_models_configuration_loads_with_from_pretrained(running, tmp_path):
+    from transformers import GPT2LMHeadModel
+
+    it, _ = trainer(running, tmp_path, steps=16)
+    it.train()
+    eventually(lambda: running.status().contributions.pending == 0)
+    folder = tmp_path / "exported"
+    gpt().config.save_pretrained(folder)
+    export_checkpoint(OperatorTarget(running.address), folder / "model.safetensors", initial=False)
+    exported, first = load_file(folder / "model.safetensors"), gpt().state_dict()
+    loaded = GPT2LMHeadModel.from_pretrained(folder).state_dict()
+    assert exported.keys() <= loaded.keys()
+    assert all(torch.equal(loaded[name], value) for name, value in exported.items())
+    assert torch.equal(loaded["lm_head.weight"], loaded["transformer.wte.weight"])
+    assert not torch.equal(loaded["lm_head.weight"], first["lm_head.weight"]), "the export must be trained"
 
 
 @pytest.mark.parametrize("strategy", ["steps", "epoch"])
