@@ -447,7 +447,7 @@ class Learner:
             name: The dataset's name. All learners need the same source, seed and epochs for it.
             seed: Decides the order of units, which differs between epochs.
             epochs: Number of times that the run trains on each unit.
-            lag: Number of steps by which the loop's loader is ahead of training, such as 1 with Accelerate.
+            lag: Number of steps by which the loop's loader is ahead of training.
 
         Raises:
             LearnerError: If the learner has several ranks, or already uses a dataset of this name.

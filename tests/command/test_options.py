@@ -201,6 +201,15 @@ def printed(table: object, width: int) -> str:
     return screen.export_text()
 
 
+def test_counts_of_units_that_need_attention_are_shown_if_there_are_any():
+    reply = status()
+    assert "returned" not in printed(shown(reply, Format.TABLE), 80)
+    reply.datasets[0].returned, reply.datasets[0].lost = 4, 0.7
+    narrow = printed(shown(reply, Format.TABLE), 80)
+    assert re.search(r"leased +returned +lost\n", narrow)
+    assert re.search(r"100 +4 +0\.7\n", narrow)
+
+
 def test_tables_fit_80_columns_and_wide_ones_have_everything():
     narrow = printed(shown(status(), Format.TABLE), 80)
     assert max(map(len, narrow.splitlines())) <= 80
@@ -282,6 +291,7 @@ def test_a_default_is_shown_with_its_largest_unit():
         ("7070", r'"7070" has no port: give HOST:PORT, such as localhost:7070'),
         ("[::1]", r"has no port: give HOST:PORT, such as \[::1\]:7070"),
         ("::1", "is an IPv6 address without brackets"),
+        ("http://core:7070", "is a URL: give HOST:PORT, such as core:7070"),
         ("a:b", "is not HOST:PORT: give an address such as a:7070"),
         ("a:65536", "is not HOST:PORT"),
     ],

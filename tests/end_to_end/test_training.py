@@ -12,6 +12,7 @@ import threading
 import atoll
 import numpy as np
 import pytest
+import structlog
 import torch
 from atoll import LearnerError
 from atoll.demo.processes import ATOLL
@@ -225,6 +226,30 @@ def test_a_users_loop_works_with_three_more_lines(tmp_path, compiled):
     assert stats.last_error == ""
     assert status.contributions.turned_away == 0
     assert model.head.weight is model.table.weight
+
+
+def test_a_learner_that_never_counts_tokens_is_warned_once(tmp_path):
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with core(tmp_path) as running, structlog.testing.capture_logs() as said:
+
+        def warned() -> list[object]:
+            return [each for each in said if each["event"].startswith("no work is sent")]
+
+        with atoll.Learner(model, optimizer, running.address, "a") as learner:
+
+            def step() -> bool:
+                model(torch.randint(32, (4,))).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                learner.step(tokens=0)
+                return bool(warned())
+
+            eventually(step)
+            for _ in range(100):
+                step()
+            assert learner.stats().merged == 0
+        assert len(warned()) == 1
 
 
 def test_overwrite_is_available_as_in_the_paper(tmp_path):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from atoll import LearnerError
+from atoll.data import Rows
+from torch.utils.data import DataLoader
 
 from tests.end_to_end.world import core, eventually
-from tests.integrations.world import REAL_TOKENS, Sentences, gpt, learner_status
+from tests.integrations.unit_learner import ROWS, UNIT, Numbered
+from tests.integrations.world import REAL_TOKENS, VOCABULARY, Sentences, gpt, learner_status
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(400)]
 BATCH = 4
@@ -72,6 +75,28 @@ def test_tokens_count_all_micro_batches_and_steps_are_the_optimizers(running):
     assert stats.paused_s > 0
     assert learner_status(running).state == "left"
     eventually(lambda: running.status().contributions.merged >= 2)
+
+
+def test_units_are_trained_on_once(tmp_path):
+    from accelerate import Accelerator
+    from atoll.integrations.accelerate import AcceleratedLearner
+
+    accelerator, plain, rows = Accelerator(cpu=True), gpt(), list[int]()
+    model, optimizer = accelerator.prepare(plain, torch.optim.AdamW(plain.parameters(), 1e-2))
+    with core(tmp_path, "--fragments", "2", "--inner-steps", "4") as running:
+        learner = AcceleratedLearner(accelerator, model, optimizer, running.address, "a", drain_s=30.0)
+        source = Rows(Numbered(), UNIT)
+        with pytest.raises(LearnerError, match="call it in the `with` block"):
+            learner.units(source, "rows")
+        with learner:
+            for batch in accelerator.prepare(DataLoader(learner.units(source, "rows"), batch_size=UNIT)):
+                rows += [int(ids[0] + VOCABULARY * ids[1]) for ids in batch["input_ids"]]
+                accelerator.backward(model(**batch).loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                learner.step(batch)
+        eventually(lambda: running.status().datasets[0].consumed == ROWS // UNIT)
+    assert sorted(rows) == list(range(ROWS))
 
 
 def test_a_loaded_state_continues_with_its_optimizer_and_the_runs_parameters(running, tmp_path):

@@ -44,6 +44,7 @@ def test_only_adapters_are_sent_and_an_export_becomes_an_adapter_folder(tmp_path
         assert "warning: the file lacks" in capsys.readouterr().out
         adapted().peft_config["default"].save_pretrained(tmp_path)
         export_checkpoint(target, tmp_path / "adapter", initial=False, adapter=tmp_path / "adapter_config.json")
+        assert "warning" not in capsys.readouterr().out, "PEFT loads the folder over the base model"
     with safe_open(tmp_path / "now.safetensors", "pt") as file:
         lacking = json.loads(file.metadata()["atoll.frozen"])
     found = adapted()

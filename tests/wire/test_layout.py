@@ -141,6 +141,7 @@ def named(name: str) -> TensorSpec:
         ([T], [TensorSpec("w", (2, 3), "bfloat16", D)], '"w" is bfloat16 [2, 3]'),
         ([T], [TensorSpec("w", (2, 3), "float32", D, ("v",))], "tied to v"),
         ([T], [T, TensorSpec("x", (1,), "float32", D)], '"x" is not in the run'),
+        ([T], [replace(T, dtype="bfloat16"), TensorSpec("x", (1,), "float32", D)], '"x" is not in the run'),
         (
             [T, TensorSpec("x", (1,), "float32", D)],
             [TensorSpec("x", (1,), "float32", D), T],

@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+import structlog
 from atoll_wire import outer_pb2 as pb
 
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.data.unit_log import UnitLog
 from atoll.fragments.exchange import DueRound, Submission, ThreadExchange
 from atoll.stats import Counters
+
+
+log = structlog.get_logger()
 
 
 class RoundAnswers:
@@ -41,6 +45,7 @@ class RoundAnswers:
         self._counters = counters
         self._submit = submit
         self._log = log
+        self._told_uncounted = False
         self._taking: int | None = None  # the fragment whose pseudo-gradient is being taken
         self.kept_back = deque[tuple[int, Submission]]()
         self._sent = list[Submission]()  # those whose values may not be encoded yet
@@ -59,11 +64,20 @@ class RoundAnswers:
             track = self._local.tracks[due[0].fragment]
             if track.flying is not None:
                 self.decline(due[0], "the learner's earlier contribution is in flight")
-            elif track.steps_from == self._counters.steps or track.tokens_from == self._counters.tokens:
+            elif track.steps_from == self._counters.steps:
                 self.decline(due[0], "no outstanding work for this fragment")
+            elif track.tokens_from == self._counters.tokens:
+                self.decline(due[0], "its steps had no tokens")
+                self._tell_uncounted()
             else:
                 self.take(due[0], boundary)
             due.popleft()
+
+    def _tell_uncounted(self) -> None:
+        if not self._told_uncounted and self._counters.tokens == 0:
+            self._told_uncounted = True
+            text = "no work is sent, since step() was called with tokens=0: pass the tokens of each step"
+            log.warning(text, steps=self._counters.steps)
 
     def decline(self, due: DueRound, reason: str) -> None:
         """Records why this learner sends no contribution to a round. The agent tells the core the reason."""

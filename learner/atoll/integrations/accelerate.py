@@ -10,6 +10,8 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from atoll.data.sources import Source
+from atoll.data.units import Units
 from atoll.errors import LearnerError
 from atoll.integrations.batch_tokens import CountTokens
 from atoll.integrations.loop_session import LoopSession, run_metrics
@@ -17,6 +19,8 @@ from atoll.learner import Learner
 
 __all__ = ["AcceleratedLearner"]
 
+LAG = 1  # Accelerate's loaders fetch one batch in advance
+OUTSIDE = "units() needs a learner that has joined: call it in the `with` block, and prepare its loader there"
 SCHEDULE = (
     "AcceleratedLearner got only one of scheduler= and schedule_steps=: pass the prepared scheduler and its number of "
     "steps, or neither"
@@ -116,6 +120,28 @@ class AcceleratedLearner:
             drain: Whether to send outstanding work first.
         """
         self._session.end(drain=drain)
+
+    def units(self, source: Source, name: str, *, seed: int = 0, epochs: int = 1) -> Units:
+        """Returns the samples of the data units that the core leases to this learner. Call this inside the block.
+
+        Args:
+            source: The data, such as `atoll.data.Rows`.
+            name: The dataset's name. All learners need the same source, seed and epochs for it.
+            seed: Decides the order of units, which differs between epochs.
+            epochs: Number of times that the run trains on each unit.
+
+        Raises:
+            LearnerError: If the learner has not joined, has several ranks, or already uses a dataset of this name.
+
+        Example:
+            ```python
+            units = learner.units(atoll.data.Rows(rows, unit=64), "text")
+            loader = accelerator.prepare(DataLoader(units, batch_size=16))
+            ```
+        """
+        if self.learner is None or not self._session.is_training:
+            raise LearnerError(OUTSIDE)
+        return self.learner.units(source, name, seed=seed, epochs=epochs, lag=LAG)
 
     def step(self, batch: object, loss: float | None = None) -> bool:
         """Counts a micro-batch's tokens, and exchanges fragments if the micro-batch ended an optimizer step.

@@ -178,14 +178,15 @@ def first_difference(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -
     if outer or ours_outer:
         whose, other = ("its", "those of the run") if outer else ("the run's", "its own")
         return f'the names of {whose} tensors begin with "{outer or ours_outer}.", but {other} do not'
+    missing, extra = (
+        [name for name in these if name not in those] for these, those in ((known, given), (given, known))
+    )
+    if missing or extra:
+        which = f'missing "{missing[0]}"' if missing else f'"{extra[0]}" is not in the run'
+        return f"it has {len(given)} tensors, but the run has {len(known)}: {which}"
     for name, tensor in known.items():
-        if name not in given:
-            return f'it has {len(given)} tensors, but the run has {len(known)}: missing "{name}"'
         if given[name] != tensor:
             return f'"{name}" is {_describe(given[name])}, but in the run it is {_describe(tensor)}'
-    extra = next((name for name in given if name not in known), None)
-    if extra is not None:
-        return f'it has {len(given)} tensors, but the run has {len(known)}: "{extra}" is not in the run'
     if list(known) != list(given):
         name = next(mine for mine, other in zip(given, known, strict=True) if mine != other)
         return f'its tensors are in a different order, first at "{name}": define the model in the same order as the run'

@@ -9,6 +9,8 @@ from pathlib import Path
 from atoll_wire.model_file.metadata_keys import FROZEN, GENERATION, RUN, VERSIONS
 from atoll_wire.model_file.unshared_tensors import listed, missing_warning, warning
 
+ADAPTER_CONFIG = "adapter_config.json"  # PEFT's name
+
 
 def export_summary(out: Path) -> list[str]:
     """Returns lines about an export: what was written, and then a warning for each fault of the model.
@@ -27,7 +29,9 @@ def export_summary(out: Path) -> list[str]:
         *([f"run {metadata[RUN]}", f"generation {metadata[GENERATION]}"] if RUN in metadata else []),
         f"version {low}" if low == high else f"versions {low} to {high}",
     ]
-    faults = [warning(listed(metadata)) if high else "", missing_warning(listed(metadata, FROZEN))]
+    is_adapter = (out / ADAPTER_CONFIG).exists()  # PEFT loads it over the base model
+    frozen = "" if is_adapter else missing_warning(listed(metadata, FROZEN))
+    faults = [warning(listed(metadata)) if high else "", frozen]
     return [f"wrote {out} ({', '.join(parts)})", *(f"warning: {fault}" for fault in faults if fault)]
 
 

@@ -41,6 +41,10 @@ def check_address(address: str) -> None:
     """Raises AddressError if an address is neither HOST:PORT nor unix:PATH. An IPv6 address needs brackets."""
     if address.startswith("unix:"):
         return
+    if "://" in address:
+        raise AddressError(
+            f'"{address}" is a URL: give HOST:PORT, such as {address.partition("://")[2] or "localhost:7070"}'
+        )
     host, colon, port = address.rpartition(":")
     if not colon or address.endswith("]"):
         example = f"localhost:{address}" if address.isdigit() else f"{address or 'localhost'}:7070"

@@ -21,12 +21,13 @@ from atoll_wire.layout.tensor_header import (
     in_order,
     write_header,
 )
+from atoll_wire.model_file.export_summary import ADAPTER_CONFIG
 from atoll_wire.process.durable import new_file, sync_folder
 
 from atoll_server.checkpoints.folder_writer import folder_writer
 
 SMALLEST_FILE = 1 << 20
-ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # PEFT's names
+ADAPTER = "adapter_model.safetensors"  # PEFT's name
 ADAPTER_NAME = re.compile(r"\.(?:modules_to_save\.)?default(?=\.|$)")  # in a model's names; PEFT's files lack it
 PART = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
 

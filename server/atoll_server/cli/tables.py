@@ -134,6 +134,7 @@ def _behind(link: pb.LinkStatus, form: Format) -> str:
 
 def _datasets(reply: pb.StatusReply, form: Format) -> Table:
     names = ("dataset", "epoch", "consumed", "leased", "returned", "repeated", "lost")
+    shown = [*names[:4], *(name for name in names[4:] if any(getattr(each, name) for each in reply.datasets))]
     rows = (
         (
             each.name,
@@ -146,7 +147,7 @@ def _datasets(reply: pb.StatusReply, form: Format) -> Table:
         )
         for each in reply.datasets
     )
-    return columns(names, names[:4], form, rows)
+    return columns(names, shown, form, rows)
 
 
 def _consumed(each: pb.DatasetStatus) -> str:
