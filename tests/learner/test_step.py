@@ -224,7 +224,7 @@ def test_steps_without_tokens_give_no_contribution():
     learner._exchange.ask(0, 7)
     learner.step(tokens=0)
     assert not agent.taken
-    assert [each.reason for each in learner._exchange.declined] == ["no outstanding work for this fragment"]
+    assert [each.reason for each in learner._exchange.declined] == ["its steps had no tokens"]
 
 
 def test_numbers_of_other_libraries_and_a_loss_with_its_graph_are_accepted():

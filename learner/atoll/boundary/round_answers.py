@@ -17,7 +17,6 @@ from atoll.data.unit_log import UnitLog
 from atoll.fragments.exchange import DueRound, Submission, ThreadExchange
 from atoll.stats import Counters
 
-
 log = structlog.get_logger()
 
 
