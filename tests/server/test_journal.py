@@ -158,6 +158,16 @@ def test_only_a_pause_has_a_reason_in_the_log():
     ]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "steps", "level"), [(1094, 71, "debug"), (1000, 71, "warning"), (1136, 60, "warning")]
+)
+def test_a_contribution_that_counts_almost_whole_is_no_accusation(tokens, steps, level):
+    structlog.reset_defaults()
+    with capture_logs() as lines:
+        JournalLog().on(entries.Clamped("a", 1136, 71, tokens, steps), 0.0)
+    assert [line["log_level"] for line in lines] == [level]
+
+
 def test_of_a_learners_many_refusals_the_log_has_one_warning_per_minute():
     structlog.reset_defaults()
     journal_log = JournalLog()

@@ -14,6 +14,7 @@ log = structlog.get_logger()
 
 LONGEST_NAME = 80
 AGAIN_S = 60.0  # shortest time between two warnings about refused contributions of one learner
+NEAR = 0.9  # if more of a contribution counts, its learner's step times only varied
 KNOWN = 1024  # limit on the learners whose refusals are counted
 
 
@@ -89,7 +90,8 @@ def _log(entry: Entry) -> None:  # noqa: C901, PLR0912, PLR0915 - a case for eac
         case entries.Clamped(learner, tokens, steps, counted_tokens, counted_steps):
             counts = {"counted_tokens": counted_tokens, "counted_steps": counted_steps}
             text = "a contribution declares more work than its learner could have done"
-            log.warning(text, learner=learner, tokens=tokens, steps=steps, **counts)
+            near = counted_tokens > NEAR * tokens and counted_steps > NEAR * steps
+            (log.debug if near else log.warning)(text, learner=learner, tokens=tokens, steps=steps, **counts)
         case entries.Acknowledged(key):
             log.debug("contribution durable", contribution=str(key))
         case entries.RoundLapsed(lapse):
