@@ -221,9 +221,8 @@ def test_a_learner_with_another_model_is_told_which_tensor_differs(tmp_path):
 
     with core(tmp_path) as running:
         train(running.address, "a", steps=10)
-        other = Trainee(
-            running.address, "b", lambda _: True, model=nn.Sequential(nn.Embedding(32, 17), nn.Linear(17, 32))
-        )
+        wider = nn.Sequential(nn.Embedding(32, 17), nn.Linear(17, 48), nn.ReLU(), nn.Linear(48, 32))
+        other = Trainee(running.address, "b", lambda _: True, model=wider)
         other.start()
         with pytest.raises(atoll.LearnerError, match=r'"0.weight" is float32 \[32, 17\]'):
             other.done()
