@@ -31,7 +31,7 @@ from torch import nn
 
 from benchmarks.conditions import conditions, write_record
 from benchmarks.data_plane.sync import cpu_s
-from benchmarks.followers.link import OPTIONS, started
+from benchmarks.followers.link import OPTIONS, batches, started
 from benchmarks.process_state import settled
 
 WIDTH = 64
@@ -125,14 +125,10 @@ def cost(many: int) -> Cost:
         crowd.wait()
         processes = [core, *(each.child for each in fronts)]
         before, began = list(map(cpu_s, processes)), time.monotonic()
-        while min(learner.stats().versions) < VERSIONS:
-            batch = torch.randn(8, WIDTH)
+        for batch in batches(learner, WIDTH, VERSIONS, STEP_S):
             optimizer.zero_grad()
             (trained(batch) - batch).square().mean().backward()
             optimizer.step()
-            learner.step(tokens=len(batch))
-            time.sleep(STEP_S)
-        learner.close()
         crowd.wait(tuple(each.version for each in settled(address).fragments))
         core_s, *front_s = [after - begun for after, begun in zip(map(cpu_s, processes), before, strict=True)]
         return Cost(many, time.monotonic() - began, core_s, sum(front_s))

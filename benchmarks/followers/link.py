@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from benchmarks.process_state import metrics, settled
 
 WIDTH = 1024
 VERSIONS = 20
-OPTIONS = ["--fragments", "4", "--inner-steps", "8"]
+OPTIONS = ["--fragments", "4", "--inner-steps", "8", "--compression", "always"]  # as on a WAN
 KINDS = ("update", "whole", "fixed")
 MAX_BYTES, MAX_MORE = 0.4, 1.05
 
@@ -79,13 +80,10 @@ def cost(many: int) -> Cost:
             pairs = zip(models, near, strict=True)
             followers = [stack.enter_context(atoll.Follower(each, front)) for each, front in pairs]
             first = followers[0].versions
-            while min(learner.stats().versions) < VERSIONS:
-                batch = torch.randn(8, WIDTH)
+            for batch in batches(learner, WIDTH, VERSIONS):
                 optimizer.zero_grad()
                 (trained(batch) - batch).square().mean().backward()
                 optimizer.step()
-                learner.step(tokens=len(batch))
-            learner.close()
             newest = tuple(each.version for each in settled(address).fragments)
             for follower in followers:
                 follower.wait(version=max(newest), timeout_s=1.0)
@@ -102,6 +100,18 @@ def cost(many: int) -> Cost:
         group.stop(core)
     parameters = sum(each.numel() for each in trained.parameters())
     return Cost(parameters, sum(newest) / len(newest) - sum(first) / len(first), found)
+
+
+def batches(learner: atoll.Learner, width: int, versions: int, step_s: float = 0.0) -> Iterator[torch.Tensor]:
+    """Yields batches until every fragment has this many versions, and counts a step after each. Then leaves the run.
+
+    step_s: seconds to wait after each step.
+    """
+    while min(learner.stats().versions) < versions:
+        yield (batch := torch.randn(8, width))
+        learner.step(tokens=len(batch))
+        time.sleep(step_s)
+    learner.close()
 
 
 def started(group: Children, name: str, core: str, options: Sequence[str] = ()) -> Front:

@@ -184,7 +184,7 @@ def test_a_dead_member_is_written_off_and_its_fleet_goes_on(region):
         error = refused(lambda: operator.Evict(end, timeout=WAIT_S))
         assert "stop its process first, or evict the learner" in error.details()
         eventually(lambda: not refuses(lambda: operator.Evict(end, timeout=WAIT_S)), WAIT_S)
-        assert refuses(lambda: operator.Evict(pb.EvictRequest(learner="ap.nobody", gone=True), timeout=WAIT_S))
+        assert refuses(lambda: operator.Evict(pb.EvictRequest(learner="ap.absent", gone=True), timeout=WAIT_S))
     assert {each.learner: each.state for each in region.home.status().learners}["ap.dead"] == LearnerState.LEFT
     assert join(region.home.address, fleet, request("ap.next")).token
     assert join(region.home.address, fleet, request("ap.dead", nonce=7)).token
