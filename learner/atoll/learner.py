@@ -461,7 +461,8 @@ class Learner:
         if name in self._units:
             raise LearnerError(f'dataset "{name}" is already in use: reuse the result of units(), or use another name')
         declared = declaration(source, name, seed, epochs)
-        leased = LeasedUnits(declared, self._mine(self._agent), self._unit_log, lag, self._agent_failure)
+        agent, pause = self._mine(self._agent), self._times.pause
+        leased = LeasedUnits(declared, agent, self._unit_log, lag, self._agent_failure, pause)
         self._units[name] = Units(source, leased, declared)
         return self._units[name]
 

@@ -43,7 +43,8 @@ class Stats:
         blocked_s: Time inside `step`, excluding waits while an operator paused the run.
         stepping_s: Total time between calls of `step`, without pauses.
         joining_s: Time from `start` until training may begin.
-        paused_s: Time in `pause`, or while an operator paused the run.
+        paused_s: Time in `pause`, in waiting for data units that other learners hold, or while an operator paused the
+            run.
         bytes_up: Payload of contributions sent.
         bytes_down: Payload of published updates received.
         bytes_whole: Payload of whole fragments and initial parameters.

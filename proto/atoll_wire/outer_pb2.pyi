@@ -651,7 +651,7 @@ class LeaseUnitsRequest(_message.Message):
     def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ..., dataset: _Optional[_Union[DatasetDeclaration, _Mapping]] = ..., lease: _Optional[int] = ..., received: _Optional[int] = ..., finished: _Optional[int] = ..., wanted: _Optional[int] = ...) -> None: ...
 
 class LeaseUnitsReply(_message.Message):
-    __slots__ = ("state", "lease", "units", "epochs", "retry_s")
+    __slots__ = ("state", "lease", "units", "epochs", "retry_s", "held_by")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[LeaseUnitsReply.State]
@@ -667,12 +667,14 @@ class LeaseUnitsReply(_message.Message):
     UNITS_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     RETRY_S_FIELD_NUMBER: _ClassVar[int]
+    HELD_BY_FIELD_NUMBER: _ClassVar[int]
     state: LeaseUnitsReply.State
     lease: int
     units: _containers.RepeatedScalarFieldContainer[int]
     epochs: _containers.RepeatedScalarFieldContainer[int]
     retry_s: float
-    def __init__(self, state: _Optional[_Union[LeaseUnitsReply.State, str]] = ..., lease: _Optional[int] = ..., units: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., retry_s: _Optional[float] = ...) -> None: ...
+    held_by: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, state: _Optional[_Union[LeaseUnitsReply.State, str]] = ..., lease: _Optional[int] = ..., units: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., retry_s: _Optional[float] = ..., held_by: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("session", "last")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import grpc
 import pytest
+from atoll.data import Rows, Units
+from atoll.data.units import declaration
 from atoll_server.checkpoints.rollback import roll_back
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.unit_order import unit_at
 
 from tests.end_to_end.test_refusals import Hand, refused, request, taken_over
-from tests.end_to_end.world import Core, core, eventually, train
+from tests.end_to_end.world import Core, Trainee, core, eventually, train
 
 pytestmark = pytest.mark.ci  # a lost learner's lease ends only after some seconds
 
@@ -131,9 +133,30 @@ def test_the_registrar_announces_the_end_when_every_unit_is_consumed(running):
         mine, other = lease(one, 12, dataset), lease(two, 9, dataset)
         assert len(other.units) == 8
         asked = lease(one, 1, dataset, lease=mine.lease, received=12, finished=12)
-        assert asked.state == STATES.STATE_WAIT
+        assert (asked.state, asked.held_by) == (STATES.STATE_WAIT, ["two"])
         asked = lease(two, 1, dataset, lease=other.lease, received=8, finished=8)
         assert asked.state == STATES.STATE_FINISHED
+
+
+def test_a_learner_that_waits_for_other_learners_units_counts_as_paused(running):
+    source, mine = Rows(list(range(8)), 2), list[Units]()
+
+    def is_over(trainee: Trainee) -> bool:
+        if not mine:
+            mine.append(trainee.learner.units(source, "waited-for"))
+        return not list(mine[0]) and not mine[0].more()
+
+    with running.outer() as stub:
+        holder = Hand(stub, "holder")
+        assert len(lease(holder, 4, declaration(source, "waited-for", 0, 1)).units) == 4
+        waiting = Trainee(running.address, "waiting", is_over)
+        waiting.start()
+        states = lambda: {each.learner: each.state for each in running.status().learners}  # noqa: E731
+        eventually(lambda: states().get("waiting") == "paused")
+        stub.Leave(pb.LeaveRequest(session=holder.session), timeout=20)
+        waiting.done()
+    eventually(lambda: account(running, "waited-for")[:3] == (4, 0, 0))
+    assert waiting.learner.stats().paused_s > 0
 
 
 def test_invalid_ranges_of_units_are_refused(running):

@@ -9,6 +9,7 @@ import sys
 
 import atoll
 import pytest
+import structlog
 import torch
 from atoll_server.cli.operator_client import OperatorTarget, export_checkpoint
 from safetensors.torch import load_file
@@ -194,12 +195,17 @@ def test_the_schedule_follows_the_runs_tokens_and_training_stops_at_their_target
     with core(tmp_path, "--total-tokens", str(target)) as running:
         first, callback = trainer(running, tmp_path, steps=8, lr_scheduler_type="linear")
         first.args.max_steps = 8
-        first.train()
+        with structlog.testing.capture_logs() as logs:
+            first.train()
+        (early,) = [each for each in logs if "before the run's token target" in each["event"]]
+        assert (early["run_tokens"], early["total_tokens"]) == (8 * BATCH * REAL_TOKENS, target)
         assert callback.learner.stats().steps == 8
         rates = [entry["learning_rate"] for entry in first.state.log_history if "learning_rate" in entry]
         assert rates[-1] > 0.006, "the schedule must be at 8 of 20 steps' tokens"
         second, callback = trainer(running, tmp_path, steps=1000, lr_scheduler_type="linear", logging_steps=1)
-        second.train()
+        with structlog.testing.capture_logs() as logs:
+            second.train()
+    assert not [each for each in logs if "token target" in each["event"]]
     assert callback.learner.stats().steps == 12, "training must stop at the run's target"
     rates = [entry["learning_rate"] for entry in second.state.log_history if "learning_rate" in entry]
     assert rates[0] == pytest.approx(0.01 * (1 - 8 / 20), abs=2e-4)

@@ -13,6 +13,7 @@ import pytest
 import structlog
 import torch
 from atoll import LearnerError
+from atoll.agent import run_session
 from atoll.agent.run_session import DUPLICATE_S
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.fragments import in_place
@@ -199,6 +200,17 @@ def test_after_a_restart_of_the_core_the_same_incarnation_continues(core):
         assert (core.joins[-1].nonce, core.joins[-1].incarnation) == (core.joins[0].nonce, 1)
         core.merge(0)
         loop.until(lambda: learner.stats().merged == 1)
+
+
+def test_a_long_outage_is_logged_again_and_counts_once(core, monkeypatch):
+    monkeypatch.setattr(run_session, "REMIND_S", 0.5)
+    loop = Loop(core.address)
+    with capture_logs() as logs, loop.learner as learner:
+        core.stop()
+        loop.until(lambda: sum(each["event"].startswith("lost the connection to the core") for each in logs) > 1)
+        core.start()
+        loop.until(lambda: learner.stats().connected)
+        assert learner.stats().reconnects == 1
 
 
 def test_a_cut_follow_continues_from_its_position(core):

@@ -94,6 +94,15 @@ def test_an_optimizer_of_another_model_is_refused():
         Parameters(nn.Linear(2, 2), torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1))
 
 
+@pytest.mark.parametrize(
+    ("given", "kind"), [(lambda model: model.parameters(), "Parameter"), (lambda model: model, "Linear")]
+)
+def test_a_value_that_is_no_optimizer_is_refused(given, kind):
+    model = nn.Linear(2, 2)
+    with pytest.raises(LearnerError, match=rf"got a {kind}: pass the optimizer, such as torch\.optim\.AdamW"):
+        Parameters(model, given(model))
+
+
 def test_two_parameters_in_one_memory_are_refused_in_one_line():
     model = Odd()
     model.head.weight = nn.Parameter(model.table.weight.detach())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
+import structlog
 from atoll.data import Rows, Units
 from atoll.data.leased_units import LeasedUnits
 from atoll.data.unit_log import UnitLog
@@ -45,6 +47,8 @@ class Registrar:
             self.left, self.returned = self.returned, []
         done = asked.finished == self.handed and self.others < 0
         reply.state = REPLY.STATE_LEASED if given else REPLY.STATE_FINISHED if done else REPLY.STATE_WAIT
+        if reply.state == REPLY.STATE_WAIT:
+            reply.held_by.append(f"other-{self.others}")
         future: Future[Any] = Future()
         if self.failure is None:
             future.set_result((reply, self.run[1]))
@@ -59,7 +63,15 @@ class Loop:
         source = Rows(list(range(ROWS)), UNIT)
         declared = declaration(source, "rows", 0, 1)
         self.registrar = registrar
-        self.units = Units(source, LeasedUnits(declared, registrar, self.log, lag, lambda: registrar.failure), declared)
+        self.pauses = list[str]()
+        leased = LeasedUnits(declared, registrar, self.log, lag, lambda: registrar.failure, self.pause)
+        self.units = Units(source, leased, declared)
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        self.pauses.append("began")
+        yield
+        self.pauses.append("ended")
 
     def step(self, batch: Any) -> None:
         self.trained.append(batch.tolist())
@@ -166,6 +178,19 @@ def test_a_lease_that_ends_during_a_request_is_replaced_by_a_new_one():
         for batch in batches(loop, "plain", 1):
             loop.step(batch)
     assert loop.samples() == rows_of([0, *range(2, 10)]), "unit 1 was not begun, so other learners get it"
+
+
+def test_a_learner_that_waits_for_other_learners_pauses_and_names_them():
+    loop = Loop(Registrar([0], others=4, returned=(1,)))
+    with structlog.testing.capture_logs() as logs:
+        while loop.units.more():
+            assert loop.pauses in ([], ["began", "ended"])
+            for batch in batches(loop, "plain", 1):
+                loop.step(batch)
+    assert loop.samples() == rows_of([0, 1])
+    assert loop.pauses == ["began", "ended"]
+    assert [each["held_by"] for each in logs] == [["other-1"], ["other-0"]]
+    assert "atoll evict NAME --gone" in logs[0]["event"]
 
 
 def test_a_learner_that_fails_stops_waiting():

@@ -6,6 +6,7 @@ The units of a simulated learner are handed out by the product's code (`LeasedUn
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -127,7 +128,7 @@ class UnitFeed:
     def __init__(self, truth: DataTruth, island: Island, seed: float) -> None:
         self._truth, self._island, self._rng = truth, island, random.Random(seed)
         self.log = UnitLog()
-        self._queue = Queue(truth.dataset, self, self.log, 0, lambda: None)
+        self._queue = Queue(truth.dataset, self, self.log, 0, lambda: None, contextlib.nullcontext)
         self._unit: LeasedUnit | None = None
         self._left = 0  # samples of the unit that are still to be trained
         self._steps: dict[Place, int] = {}

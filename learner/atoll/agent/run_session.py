@@ -7,6 +7,7 @@ contributions, and the ThreadExchange holds work for the training thread.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Iterable
 
@@ -43,6 +44,7 @@ log = structlog.get_logger()
 HELD_S = 2.0  # after a connection that lasted this many seconds, back-off restarts from its shortest wait
 # A core may consider the previous process of a name alive for this many seconds after it first refused the name.
 DUPLICATE_S = 12.0
+REMIND_S = 60.0  # an outage is logged again after this many seconds
 PART_OF_AN_OUTAGE = 0.1  # wait between attempts to join, as a share of the outage's duration so far
 
 
@@ -73,7 +75,7 @@ class RunSession:
         self._counters = counters
         self._on_ready = on_ready
         self._entered = False
-        self._said_away: set[str] = set()  # the causes of this outage that were logged
+        self._said_away: dict[str, float] = {}  # by cause of this outage: when it was last logged, in monotonic seconds
         self._name_taken_at: float | None = None  # when the core first refused the name since the last join
         self._stop = stop
         self._clock = clock
@@ -143,7 +145,7 @@ class RunSession:
         return max(self._rng.uniform(0.5, 1.0) * part_s, backoff_s(short, self._rng) if short else 0.0)
 
     async def _note(self, error: grpc.aio.AioRpcError, waited_s: float) -> None:
-        """Logs once per outage why the core cannot be reached. Raises LearnerError if a retry cannot help."""
+        """Logs once per minute why the core cannot be reached. Raises LearnerError if a retry cannot help."""
         fault = await self.core.link.tls_fault() if is_connection_lost(error) else ""
         self._counters.last_error = fault or one_line(error)
         address, name = self.core.link.address, self._identity.name
@@ -157,9 +159,10 @@ class RunSession:
                 raise LearnerError(f"{text}: {fault or detail(error)}", status)
             fix = "if no core runs there, start a core, or correct the server address"
             raise LearnerError(f"{text} ({one_line(error)}): {fix}", ExitStatus.UNREACHABLE)
-        if (cause := fault or "away") not in self._said_away:
+        cause, now = fault or "away", self._clock.monotonic()
+        if now - self._said_away.get(cause, -math.inf) >= REMIND_S:
             self._counters.reconnects += self._entered and not self._said_away
-            self._said_away.add(cause)
+            self._said_away[cause] = now
             text = "lost the connection to the core: training continues" if self._entered else "waiting for the core"
             log.warning(text, learner=name, server=address, error=self._counters.last_error)
 

@@ -8,17 +8,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+import structlog
 from atoll_wire import outer_pb2 as pb
 
 from atoll.data.unit_log import LeaseLog, UnitLog
 from atoll.errors import NONSENSE, LearnerError
 
+log = structlog.get_logger()
+
 FIRST_UNITS, MOST_UNITS = 4, 512  # units in the first request; limit on units in one request
 PIECE_S = 0.5  # seconds of one wait; see atoll.fragments.exchange
 LONGEST_RETRY_S = 10.0
+WAITS = (
+    "other learners hold all remaining data units: waiting until these are finished or return (if a learner is gone, "
+    "`atoll evict NAME --gone` returns its units)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +58,8 @@ class Leasing(Protocol):
 class LeasedUnits:
     """A queue of leased units. Only the training thread uses it.
 
-    failure: a function that returns the learner's error, or None. finished: whether every unit of all epochs is
-    finished.
+    failure: a function that returns the learner's error, or None. pause: a context manager for the time in which other
+    learners hold all units. finished: whether every unit of all epochs is finished.
     """
 
     def __init__(
@@ -61,12 +69,14 @@ class LeasedUnits:
         log: UnitLog,
         lag: int,
         failure: Callable[[], LearnerError | None],
+        pause: Callable[[], AbstractContextManager[object]],
     ) -> None:
         self._dataset = dataset
         self._agent = agent
         self._log = log
         self._lag = lag
         self._failure = failure
+        self._pause = pause
         self._queue: deque[LeasedUnit] = deque()
         self._lease = 0
         self._mine = LeaseLog(lag)  # the log of the current lease
@@ -75,6 +85,7 @@ class LeasedUnits:
         self._wanted = FIRST_UNITS
         self._asked: Future[tuple[pb.LeaseUnitsReply, int]] | None = None
         self._retry_s = 0.0  # seconds before the next request; above 0 if other learners hold all units
+        self._held_by: list[str] = []  # some of these learners
         self.finished = False
 
     def next(self) -> LeasedUnit | None:
@@ -85,9 +96,7 @@ class LeasedUnits:
         if self._asked is not None and self._asked.done():
             self._receive()  # before the queue is used, since a reply with a new lease empties it
         while not self._valid():
-            if self._asked is None:
-                self._ask()
-            self._receive()
+            self._get()
             if self._valid():  # training had to wait, so the next request asks for more
                 self._wanted = min(2 * self._wanted, MOST_UNITS)
             elif self.finished or self._retry_s:
@@ -104,17 +113,33 @@ class LeasedUnits:
         """
         self._log.settle()
         self.finished = False
-        while not (self._valid() or self.finished):
-            if self._asked is None:
-                self._ask()
-            self._receive()
+        if not self._valid():
+            self._get()
+        if not (self._valid() or self.finished):
+            with self._pause():
+                self._wait_for_others()
         return not self.finished
+
+    def _wait_for_others(self) -> None:
+        """Waits until a unit can be leased or all are finished. Logs which learners hold units."""
+        said: list[str] = []
+        while not (self._valid() or self.finished):
+            if self._held_by not in ([], said):
+                log.info(WAITS, dataset=self._dataset.name, held_by=self._held_by)
+                said = self._held_by
+            self._get()
 
     def _valid(self) -> bool:
         """Returns whether the queue has valid units. A restore of the run to a checkpoint ends all leases."""
         if self._queue and self._agent.run[1] != self._generation:
             self._queue.clear()
         return bool(self._queue)
+
+    def _get(self) -> None:
+        """Waits for the reply to one request, and sends it unless it was sent earlier."""
+        if self._asked is None:
+            self._ask()
+        self._receive()
 
     def _ask(self) -> None:
         wanted = self._wanted
@@ -155,6 +180,7 @@ class LeasedUnits:
         self.finished = reply.state == pb.LeaseUnitsReply.STATE_FINISHED
         waits = reply.state == pb.LeaseUnitsReply.STATE_WAIT
         self._retry_s = min(max(0.0, reply.retry_s), LONGEST_RETRY_S) if waits else 0.0
+        self._held_by = list(reply.held_by)
 
     def _begin(self, lease: int) -> None:
         """Begins a lease. Units of the previous lease that were not begun now belong to other learners."""

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import structlog
 import torch
 from torch import nn
 
@@ -16,7 +17,13 @@ from atoll.integrations.run_schedule import RunSchedule
 from atoll.integrations.trainer_units import TrainerUnits
 from atoll.learner import Learner
 
+log = structlog.get_logger()
+
 METRICS = ("run_tokens", "merged", "pending", "connected", "blocked_s")  # fields of Stats that trainers log
+EARLY = (
+    "the training loop ended before the run's token target: the run needs other learners to reach it, or a restart of "
+    "this one with a higher limit (such as max_steps)"
+)
 ONE_DATASET = "this callback already has a dataset of leased units: reuse the result of units()"
 
 
@@ -123,4 +130,7 @@ class LoopSession:
         if self.learner is not None and self._training:
             self._training = False
             self.resume()
+            run_tokens, total_tokens = self.learner.run_tokens, self.learner.total_tokens
+            if drain and run_tokens < total_tokens:
+                log.warning(EARLY, run_tokens=run_tokens, total_tokens=total_tokens)
             self.learner.close(drain=drain)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from weakref import ref
@@ -51,7 +51,7 @@ class Parameters:
         self, model: nn.Module, optimizers: Optimizers, unshared: Collection[str] = (), copies: Pairs = tuple
     ) -> None:
         self.model = model
-        self.optimizers = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+        self.optimizers = _listed_optimizers(optimizers)
         self.copies = OptimizerCopies(self.optimizers, copies)
         _refuse_fsdp1(model)
         reshard(model)
@@ -261,6 +261,20 @@ def _listed(names: Sequence[str]) -> str:
 def _plain(name: str) -> str:
     """Returns a name without the prefixes of torch.compile and DistributedDataParallel."""
     return name.replace("_orig_mod.", "").removeprefix("module.")
+
+
+def _listed_optimizers(given: Optimizers) -> list[torch.optim.Optimizer]:
+    """Returns all optimizers. Raises LearnerError for a value of another type, such as `model.parameters()`."""
+    if isinstance(given, torch.optim.Optimizer):
+        return [given]
+    optimizers = list(given) if isinstance(given, Iterable) else [given]
+    for each in optimizers:
+        if not hasattr(each, "param_groups"):
+            raise LearnerError(
+                f"optimizer= got a {type(each).__name__}: pass the optimizer, such as "
+                "torch.optim.AdamW(model.parameters()), or a list of all optimizers"
+            )
+    return optimizers
 
 
 def _embedding_like(model: nn.Module) -> set[int]:

@@ -32,6 +32,7 @@ MAX_WANTED = 512  # limit on the units in one reply, which takes milliseconds to
 MAX_HELD = 1 << 16  # undecided units of one learner, in all its leases
 MAX_ORDINAL = 1 << 62
 LEASE_BITS = 62
+MAX_NAMED = 5  # learners that a reply names
 RETRY_S = 1.0
 LOOK_S = 0.25  # shortest time between checks of all leases for requests; housekeeping checks once per second
 SILENT = "silent"
@@ -157,6 +158,9 @@ class Datasets:
             reply.state = pb.LeaseUnitsReply.STATE_FINISHED
         else:
             reply.state = pb.LeaseUnitsReply.STATE_WAIT
+            others = (each for each in self._accounts.leases.values() if each is not lease and each.units)
+            held_by = {each.learner for each in others if each.dataset == dataset.id}
+            reply.held_by.extend(sorted(held_by)[:MAX_NAMED])
         return reply
 
     # ------------------------------------------------------------------------------ deciding
