@@ -158,7 +158,8 @@ def with_trainers(options: list[str]) -> bool:
 def with_examples(options: list[str]) -> bool:
     """Runs all examples with the newest trainers. Returns whether they pass."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    python, _ = prepare("newest", version, Path(sys.executable), trainers("newest"))
+    packages = [*trainers("newest"), "matplotlib"]  # gpt.py draws a curve
+    python, _ = prepare("newest", version, Path(sys.executable), packages)
     return tests(python, ["tests/examples"], options, HF_HUB_OFFLINE="1")
 
 
