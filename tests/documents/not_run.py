@@ -69,7 +69,7 @@ FENCES = {
         "prometheus --agent --config.file=docker/prometheus/region.yaml": PROMETHEUS,
     },
     "docs/operate/runbooks.md": {
-        "atoll evict eu-west --gone": "needs a learner whose process has ended; test_runbook_actions.py runs this command",
+        "atoll evict eu-west --gone": "needs a learner whose process has ended; test_runbook_actions.py runs it",
         "atoll checkpoint verify run": "needs a run that failed; backups.md runs these commands",
         "atoll doctor --server front.eu.example.com:7071 --tls certs/learner-eu-west --name eu-west": (
             "needs a region with certificates; deploy.md runs such a region"
