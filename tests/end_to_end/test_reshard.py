@@ -103,6 +103,7 @@ def moved(group: Children, division: Division, new: Path, count: int, *, alone: 
     return again
 
 
+@pytest.mark.timeout(300)  # 52 s on a quiet machine
 def test_learners_continue_over_every_number_of_shards_and_nothing_acknowledged_is_lost(tmp_path):
     stop = threading.Event()
     with children(tmp_path) as group:
