@@ -159,6 +159,24 @@ def test_a_learner_that_waits_for_other_learners_units_counts_as_paused(running)
     assert waiting.learner.stats().paused_s > 0
 
 
+def test_units_of_a_learner_that_is_written_off_return(running):
+    def is_written_off() -> bool:
+        with running.operator() as operator:
+            try:
+                operator.Evict(pb.EvictRequest(learner="ended", gone=True), timeout=20)
+            except grpc.RpcError as error:
+                assert "reported" in error.details()
+                return False
+        return True
+
+    dataset = corpus(name="of-an-ended-learner")
+    with running.outer() as stub:
+        lease(Hand(stub, "ended"), 3, dataset)
+    assert account(running, dataset.name)[:3] == (0, 3, 0)
+    eventually(is_written_off, 60)
+    eventually(lambda: account(running, dataset.name)[:3] == (0, 0, 3))
+
+
 def test_invalid_ranges_of_units_are_refused(running):
     def reversed_range(header: pb.PushHeader, _frames) -> None:
         header.units.add(lease=1, after=2, upto=1)
