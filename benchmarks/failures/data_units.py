@@ -33,8 +33,9 @@ from benchmarks.failures.unit_learner import BATCH_ROWS, UNIT_ROWS
 NAMES = ("a", "b", "c", "d")
 INNER_STEPS, OVERLAP = 8, 4  # H and tau
 OPTIONS = ["--fragments", "4", "--inner-steps", str(INNER_STEPS), "--overlap", str(OVERLAP)]
-# Otherwise, a learner that ends on a busy machine may keep its lease.
-SILENCE = ("--limit-units-silence-s", "20")
+# Above the longest pause of a busy machine: if a silent learner comes back, its units are trained twice. Below END_S: a
+# learner whose farewell is lost keeps its units until then.
+SILENCE = ("--limit-units-silence-s", "90")
 END_S = 240.0  # limit on the time until every unit is consumed, after the last kill
 ROUNDING = 1e-6  # of a unit
 

@@ -13,6 +13,7 @@ from tests.end_to_end.world import eventually, sharded
 
 
 @pytest.mark.ci
+@pytest.mark.timeout(600)
 def test_each_unit_is_consumed_once_by_all_shards_together(tmp_path):
     rng, pause = random.Random(1), threading.Event()
     with sharded(tmp_path, 2, "--inner-steps", "8", *SILENCE) as running:

@@ -15,6 +15,7 @@ from benchmarks.failures import data_units
 from benchmarks.failures.data_units import SILENCE, Job
 from tests.end_to_end.world import Core, core, eventually
 
+pytestmark = pytest.mark.timeout(600)  # after a lost farewell, units return after 90 s
 NAMES = ("a", "b", "c")
 
 
@@ -85,7 +86,7 @@ def account(job: Job) -> None:
     """Waits until every unit is consumed. Checks that each was consumed once, that all merges are counted, and that
     only kills of learners repeat work, within the bound."""
     eventually(job.ended, 180.0)
-    eventually(job.complete, 90.0)
+    eventually(job.complete, data_units.END_S)
     found = data_units.account(job)
     assert not found.faults()
     assert found.repeated <= data_units.bound(len(job.kills)), "more work is repeated than kills explain"
