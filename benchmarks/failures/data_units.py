@@ -36,7 +36,8 @@ OPTIONS = ["--fragments", "4", "--inner-steps", str(INNER_STEPS), "--overlap", s
 # Above the longest pause of a busy machine: if a silent learner comes back, its units are trained twice. Below END_S: a
 # learner whose farewell is lost keeps its units until then.
 SILENCE = ("--limit-units-silence-s", "90")
-END_S = 240.0  # limit on the time until every unit is consumed, after the last kill
+END_S = 240.0  # limit on the time until every unit is consumed, after the last kill, and on the time without progress
+LOOK_S = 0.1  # seconds between two looks at the learners
 ROUNDING = 1e-6  # of a unit
 
 
@@ -199,27 +200,30 @@ def run(group: Children, directory: Path, arguments: argparse.Namespace) -> dict
         )  # fmt: skip
         for name in NAMES:
             job.start(name)
+        consumed, grown_at = 0, began
         while not any(child.process.poll() == 0 for child in job.children.values()):
-            if time.monotonic() - began >= arguments.every_s * (len(job.kills) + 1):
+            now = time.monotonic()
+            if now - began >= arguments.every_s * (len(job.kills) + 1):
                 job.kill(rng.choice(NAMES))
-                counted = ", ".join(
-                    f"{each.consumed} consumed, {each.repeated:.1f} repeated" for each in job.status().datasets
-                )
+                found = job.status().datasets
+                counted = ", ".join(f"{each.consumed} consumed, {each.repeated:.1f} repeated" for each in found)
                 print(f"{job.kills[-1][0]:.0f} s: {job.kills[-1][1]} killed: {counted}", flush=True)
+                before, consumed = consumed, sum(each.consumed for each in found)
+                grown_at = now if consumed > before else grown_at
+                if now - grown_at > END_S:
+                    raise DemoError(f"no unit was consumed for {now - grown_at:.0f} s: see the core's log")
             job.check()
-            time.sleep(0.1)
+            time.sleep(LOOK_S)
         deadline = time.monotonic() + END_S
-        while not job.complete():
+        while not job.complete() and time.monotonic() < deadline:  # otherwise the account shows what is missing
             job.check()
-            if time.monotonic() > deadline:
-                break  # the account shows what is missing
-            time.sleep(0.5)
+            time.sleep(LOOK_S)
         seconds = time.monotonic() - began
-        found = account(job)
+        counts = account(job)
     group.stop(core)
-    faults = found.faults()
-    if found.repeated > bound(len(job.kills)):
-        faults.append(f"{found.repeated} units are repeated, more than {bound(len(job.kills))}")
+    faults = counts.faults()
+    if counts.repeated > bound(len(job.kills)):
+        faults.append(f"{counts.repeated} units are repeated, more than {bound(len(job.kills))}")
     return {
         "learners": len(NAMES),
         "seed": arguments.seed,
@@ -227,7 +231,7 @@ def run(group: Children, directory: Path, arguments: argparse.Namespace) -> dict
         "kills": job.kills,
         "processes": job.lives,
         "repeated_bound": bound(len(job.kills)),
-        "account": asdict(found),
+        "account": asdict(counts),
         "faults": faults,
     }
 
