@@ -15,7 +15,7 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -83,6 +83,14 @@ class Job:
     def ended(self) -> bool:
         """Returns whether all learners have left without an error."""
         return all(child.process.poll() == 0 for child in self.children.values())
+
+    def merges(self) -> Counter[tuple[str, int]]:
+        """Returns the number of merged contributions by learner and fragment."""
+        found: Counter[tuple[str, int]] = Counter()
+        for ledger in self.ledgers:
+            with sqlite3.connect(ledger) as db:
+                found.update(db.execute("SELECT learner, fragment FROM contributions WHERE fate='merged'"))
+        return found
 
     def complete(self) -> bool:
         """Returns whether every unit is consumed. Starts a learner again if units returned after the last one left."""

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from benchmarks.failures.data_units import SILENCE
-from tests.end_to_end.test_data_units import NAMES, account, job_of
+from tests.end_to_end.test_data_units import NAMES, account, follow_up, job_of
 from tests.end_to_end.world import eventually, sharded
 
 
@@ -29,5 +29,6 @@ def test_each_unit_is_consumed_once_by_all_shards_together(tmp_path):
                 killed = running.registrar if target == "registrar" else running.shards[1]
                 killed.kill()
                 killed.start()
+                follow_up(job)
         account(job)
     assert len(job.kills) >= 2, "the learners ended before enough kills"

@@ -278,3 +278,16 @@ def test_a_rate_is_compared_as_soon_as_another_one_is_known():
     honest.heard(1.0, IncarnationCounters(steps=10, tokens=1000))
     honest.step_time_s = 0.1
     assert registry.rates(1.01).most("liar") == MaxRates(FASTER * 10.0, FASTER * 1000.0)
+
+
+def test_a_restarted_learners_rate_includes_the_tokens_that_did_not_count_yet():
+    """Otherwise its rate would be 0 tokens per second, and no other learner's tokens would count."""
+    registry = LearnerRegistry(4)
+    for name in ("first", "starting"):
+        registry.join(name, "eu", len(name), 0, 0.0, b"", b"t", 0.0, 0.0)
+    first = registry.entries["first"].account
+    first.heard(1.0, IncarnationCounters(steps=10, tokens=1000), HELD)
+    first.step_time_s = 0.1
+    assert first.total("tokens") == 0
+    first.joined(2.0, 0.0, returning=True)
+    assert registry.rates(2.01).most("starting") == MaxRates(FASTER * 10.0, FASTER * 1000.0)

@@ -547,6 +547,20 @@ def test_a_paused_learner_counts_as_live_while_it_reports():
     assert world.syncer.present(world.now).live == {"a", "b"}
 
 
+def test_a_learner_that_waits_before_its_first_step_does_not_delay_pending_work():
+    """It may wait for data units whose work is pending: neither could go on (benchmarks/failures/data_units.py)."""
+    world = World({"a": 1})
+    world.open()
+    world.contribute("a", fragment=1)
+    world.tell(ev.Joined("b", 1))
+    world.tell(ev.Left("a"))
+    merged = []
+    for _ in range(40):
+        world.now += 0.5
+        merged += [merge.fragment for merge in merges(world.tell(ev.Reported("b", 0, True)))]
+    assert merged == [1]
+
+
 def test_a_pause_does_not_count_as_step_time():
     world = World({"a": 1})
     world.tell(ev.Reported("a", world.steps["a"], True))

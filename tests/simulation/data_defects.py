@@ -11,6 +11,7 @@ from atoll.data import unit_log
 from atoll_server.data import accounts, merged_units
 from atoll_server.ledger import data_ledger
 from atoll_server.ledger.rows import ContributionRow, FateRow
+from atoll_server.rounds import liveness
 from atoll_server.run import datasets
 from atoll_server.shard import contributions
 from atoll_wire.contract import Fate
@@ -87,6 +88,17 @@ def a_unit_is_named_by_two_contributions(patch: Patch) -> Iterator[None]:
         yield
 
 
+def a_waiting_learner_delays_pending_work(patch: Patch) -> Iterator[None]:
+    """Pending work waits for a paused learner that has taken no step, which may wait for this work's units."""
+
+    def expected(self: liveness.LearnerLiveness, now: float) -> bool:
+        seen_at = max(self.joined_at, self.stepped_at or 0.0, self.heard_at if self.paused or self._woke() else 0.0)
+        return not self.gone and now - seen_at <= max(liveness.EXPECTED_S, self.silent_after_s())
+
+    with patch(liveness.LearnerLiveness, "expected", expected):
+        yield
+
+
 DATA_DEFECTS = (
     ended_leases_do_not_wait,
     dropped_work_on_units_counts_as_merged,
@@ -94,4 +106,5 @@ DATA_DEFECTS = (
     leased_units_are_forgotten_at_a_restart,
     decisions_about_units_are_not_stored,
     a_unit_is_named_by_two_contributions,
+    a_waiting_learner_delays_pending_work,
 )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tests.simulation.island import Island
 
 CHANCE = 0.15  # share of seeds with a dataset
+HANDOVERS = 0.5  # share of these in which one new process must finish the dataset alone
 SILENCE_S = (0.5, 2.0, 300.0)
 UNITS, EPOCHS = (4, 60), (1, 2)
 MOST_SAMPLES, MOST_AT_ONCE = 3, 8  # samples per unit, and per inner step
@@ -44,6 +45,9 @@ class DataTruth:
         self.dataset = pb.DatasetDeclaration(
             name="d", units=self._rng.randint(*UNITS), epochs=self._rng.randint(*EPOCHS), seed=seed
         )
+        self.rng = random.Random(f"{seed} handover")  # a separate stream
+        self.may_hand_over = self.wanted and self.rng.random() < HANDOVERS
+        self.hands_over = False  # as the world decides; then learners take no step without a unit, as real loops
         self.units: dict[Place, tuple[int, int]] = {}  # unit and epoch, as handed out
         self.steps: dict[Place, int] = {}  # inner step of the process that finished it
         self.sent: dict[Name, frozenset[Place]] = {}  # places that a contribution names
@@ -171,6 +175,19 @@ class UnitFeed:
                 self._steps[self._lease_of(self._unit), self._unit.ordinal] = number
                 self._unit = None
         self.log.stepped(number)
+
+    def ready(self) -> bool:
+        """Returns whether the loop can take a step: it has a unit, or all units are finished."""
+        if not self._truth.hands_over:
+            return True
+        if self._unit is None and not self._queue.finished:
+            self.log.settle()
+            self._begin()
+        return self._unit is not None or self._queue.finished
+
+    def waits(self) -> bool:
+        """Returns whether the loop waits because other learners hold all remaining units."""
+        return self._truth.hands_over and self._unit is None and self._queue._retry_s > 0
 
     def _begin(self) -> bool:
         try:

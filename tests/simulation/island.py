@@ -290,8 +290,13 @@ class Island:
 
     def _step(self) -> None:
         counters = self.counters
-        counters.paused = asyncio.get_running_loop().time() < self.paused_until or bool(self._exchange.paused)
-        if counters.paused or self._exchange.paused or self._drained:
+        ready = self.feed is None or not self.training or self.feed.ready()
+        counters.paused = (
+            asyncio.get_running_loop().time() < self.paused_until
+            or bool(self._exchange.paused)
+            or (not ready and self.feed is not None and self.feed.waits())
+        )
+        if counters.paused or not ready or self._exchange.paused or self._drained:
             return
         if self.training:
             self._train()

@@ -28,6 +28,7 @@ from tests.simulation.data_units import DataTruth
 from tests.simulation.database import Connection
 from tests.simulation.disk import Platter, SimulatedDisk
 from tests.simulation.gateway import Gateway
+from tests.simulation.handover import hand_over
 from tests.simulation.hostile import LIES, Hostile, Lie, check_influence, is_usual_known, may_come
 from tests.simulation.island import Island
 from tests.simulation.joins import Entrance
@@ -101,6 +102,8 @@ class World:
         self.restoring = Restoring(self, seed)
         self.rank_faults = RankFaults(self, seed)
         self.data = DataTruth(seed, data)
+        calm = not self.harmed and self.harm is None and self.weights.strange is None
+        self.data.hands_over = self.data.may_hand_over and calm
         self.compression = compression_of(seed)
         self.lives: Counter[str] = Counter()
         self.core_process: Process | None = None
@@ -137,7 +140,7 @@ class World:
         long = self.rotting or self.harmed or isinstance(self.harm, Lie)
         strange_s = LATE_STORM_S if late else STRANGE_STORM_S
         storm_s = ROTTING_STORM_S if long else strange_s if self.weights.strange is not None else STORM_S
-        await self._watch(
+        await self.watch(
             lambda: self.loop.now >= storm_s and not self.rank_faults.awaited() and not self._is_lie_awaited()
         )
         await self._peace()
@@ -147,7 +150,7 @@ class World:
         trained = self.hostile is not None and self.loop.now >= self._hostile_since + LIE_S
         return self.harm in LATER_LIES and not trained and self.loop.now < LATEST_LIE_S
 
-    async def _watch(self, done: Callable[[], bool]) -> None:
+    async def watch(self, done: Callable[[], bool]) -> None:
         """Lets time pass until `done` returns True, and runs the checks meanwhile."""
         for turn in itertools.count():
             if done():
@@ -215,6 +218,8 @@ class World:
         trained = {name: self.islands[name].counters.steps for name in self.names}
         versions = sum(self.checks.newest.values()) + (0 if self.caller is None else MERGES)
 
+        trained_on: set[str] = set()
+
         def useful() -> bool:
             assert self.loop.now < deadline, self._stuck("did not train on")
             if self.caller is not None and sum(self.checks.newest.values()) < versions:
@@ -222,12 +227,16 @@ class World:
             for name, island in self.islands.items():
                 trains_on = island.counters.connected and island.counters.steps > trained[name] + 1
                 if trains_on and self.network.events >= MIN_EVENTS:
-                    island.training = False  # this learner need not wait for the others
-            return not any(island.training for island in self.islands.values())
+                    trained_on.add(name)
+                    island.training = self.data.hands_over  # without data, this learner need not wait for the others
+            return trained_on >= self.islands.keys()
 
         await self._guarded(useful)
         if self.caller is not None:
             self.caller.process.kill()
+
+        if self.data.hands_over:
+            await hand_over(self, self.data.rng)
 
         def at_rest() -> bool:
             for island in self.islands.values():
@@ -257,7 +266,7 @@ class World:
 
     async def _guarded(self, done: Callable[[], bool]) -> None:
         try:
-            await self._watch(done)
+            await self.watch(done)
         except AssertionError as error:
             raise Violation(8, str(error)) from error
 

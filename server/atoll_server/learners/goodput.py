@@ -283,7 +283,8 @@ class TimeAccount:
         current = self.current
         if current.said_steps:
             return Rate(1 / self.step_time_s, current.said_tokens / current.said_steps)
-        return Rate(1 / self.step_time_s, self.total("tokens") / self.total("steps"))
+        # All reported tokens, since those that do not count yet would make the others' tokens implausible.
+        return Rate(1 / self.step_time_s, self.total("said_tokens") / self.total("said_steps"))
 
     def total(self, name: str) -> Any:  # noqa: ANN401
         """Returns the sum of a counter over all incarnations. name: a field of IncarnationCounters."""

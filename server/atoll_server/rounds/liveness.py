@@ -141,9 +141,12 @@ class LearnerLiveness:
     def expected(self, now: float) -> bool:
         """Returns whether the learner is expected to contribute.
 
-        A learner is expected if it recently joined, took a step, ended a silence, or reported an announced pause.
+        A learner is expected if it recently joined, took a step, ended a silence, or reported an announced pause. A
+        pause before the first step does not count: no round can open at this learner's pace, and it may pause because
+        it waits for data units whose work is pending here.
         """
-        seen_at = max(self.joined_at, self.stepped_at or 0.0, self.heard_at if self.paused or self._woke() else 0.0)
+        waits = self.paused and self.step_time_s is not None
+        seen_at = max(self.joined_at, self.stepped_at or 0.0, self.heard_at if waits or self._woke() else 0.0)
         return not self.gone and now - seen_at <= max(EXPECTED_S, self.silent_after_s())
 
     def max_wait_s(self) -> float:
