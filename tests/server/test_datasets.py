@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from atoll_server.data.accounts import EVICTED, Accounts, Changes
+from atoll_server.data.accounts import EVICTED, REPLACED, Accounts, Changes
 from atoll_server.data.merged_units import MergedUnits
+from atoll_server.learners.goodput import TimeAccount
 from atoll_server.run.datasets import MAX_HELD, MAX_WANTED, Datasets
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.process.clock import SYSTEM
 
+HERE = TimeAccount(first_joined_at=0.0, heard_at=0.0)
 CORPUS = pb.DatasetDeclaration(name="corpus", units=1 << 30, epochs=1)
 
 
@@ -39,13 +41,58 @@ class Leasing:
 
 
 def test_a_learner_that_begins_lease_after_lease_holds_a_limited_number_of_units():
-    leasing = Leasing()
-    replies = [leasing.ask("a", lease=each) for each in range(MAX_HELD // MAX_WANTED + 3)]
+    leasing, replies = Leasing(), []
+    for each in range(MAX_HELD // MAX_WANTED + 3):
+        replies.append(leasing.ask("a", lease=each))
+        leasing.ask("a", lease=replies[-1].lease)  # otherwise, the next call gets this lease again
     assert len({reply.lease for reply in replies}) == len(replies)
     assert {len(reply.units) for reply in replies[:-3]} == {MAX_WANTED}
     assert [(len(reply.units), reply.state) for reply in replies[-3:]] == [(0, pb.LeaseUnitsReply.STATE_WAIT)] * 3
     assert sum(len(lease.units) for lease in leasing.accounts.leases.values()) == MAX_HELD
     assert len(leasing.ask("b", wanted=4).units) == 4
+
+
+def test_a_lease_whose_reply_was_lost_is_sent_again():
+    leasing = Leasing()
+    lost = leasing.ask("a", lease=7, wanted=3)  # the lease that the learner had before
+    again = leasing.ask("a", lease=7, wanted=3)
+    assert (again.lease, list(again.units)) == (lost.lease, list(lost.units))
+    leasing.ask("a", lease=lost.lease, received=3, wanted=3)
+    assert leasing.ask("a", wanted=3).lease != lost.lease, "another dataset object of this process begins a lease"
+    assert [lease.ended for lease in leasing.accounts.leases.values()] == [REPLACED, ""]
+
+
+def test_units_of_a_replaced_lease_that_were_trained_do_not_keep_others_waiting():
+    """Their work may arrive only when the learner leaves, and learners leave when all units are finished."""
+    leasing = Leasing()
+    (lease,) = [leasing.ask("a", wanted=2).lease]
+    mine, (dataset,) = leasing.accounts.leases[lease], leasing.accounts.datasets.values()
+    dataset.next = dataset.declared.positions
+    leasing.accounts.end(mine, REPLACED, Changes())
+    assert not leasing.accounts.all_finished(dataset)
+    mine.finished = 2
+    assert leasing.accounts.all_finished(dataset)
+
+
+def test_units_return_at_once_if_an_operator_ends_their_learner_and_later_merges_count():
+    """The process may come back with its work, unlike a process that has left by itself."""
+    for itself in (False, True):
+        leasing, merged = Leasing(), dict[int, MergedUnits]()
+        leasing.ask("a", wanted=1)
+        run, account = leasing.datasets._run, TimeAccount(first_joined_at=0.0, heard_at=0.0)
+        account.left(1.0, itself=itself)
+        run.shard, entry = None, SimpleNamespace(incarnation=1, evicted="", account=account)
+        run.registry = SimpleNamespace(entries={"a": entry}, since=0.0)
+        run.attached = SimpleNamespace(all=tuple, facts=lambda _: [], lease_over=lambda _: None)
+        contributions = SimpleNamespace(merged_units=lambda *_, merged=merged: merged)
+        run.running = lambda given=contributions: SimpleNamespace(contributions=given, may_merge=lambda *_: False)
+        asyncio.run(leasing.datasets.look())
+        (dataset,) = leasing.accounts.datasets.values()
+        assert dataset.pool == [0]
+        assert bool(leasing.accounts.leases) != itself
+        merged[0] = MergedUnits(1, ((1, 1),))
+        asyncio.run(leasing.datasets.look())
+        assert dataset.repeated == (0 if itself else 8)
 
 
 def test_shards_forget_a_lease_only_after_its_decision_is_stored():
@@ -62,8 +109,7 @@ def test_shards_forget_a_lease_only_after_its_decision_is_stored():
     run.attached = SimpleNamespace(
         all=tuple, facts=lambda _: [], lease_over=lambda _: seen.append("forgotten"), await_lease=lambda *_: None
     )
-    run.registry = SimpleNamespace(entries={"a": SimpleNamespace(incarnation=2)}, since=0.0)
-    run.fenced = lambda *_: True
+    run.registry = SimpleNamespace(entries={"a": SimpleNamespace(incarnation=2, account=HERE)}, since=0.0)
     run.running = lambda: SimpleNamespace(
         contributions=SimpleNamespace(merged_units=lambda *_: {}), may_merge=lambda *_: False
     )
@@ -76,10 +122,9 @@ def test_merges_of_an_evicted_process_that_is_readmitted_are_counted():
     """Its units return to the pool at once. If the process comes back, its outstanding work may still be merged."""
     leasing, merged = Leasing(), dict[int, MergedUnits]()
     leasing.ask("a", wanted=2)
-    run, entry = leasing.datasets._run, SimpleNamespace(incarnation=1)
+    run, entry = leasing.datasets._run, SimpleNamespace(incarnation=1, account=HERE)
     run.shard, run.registry = None, SimpleNamespace(entries={"a": entry}, since=0.0)
     run.attached = SimpleNamespace(all=tuple, facts=lambda _: [], lease_over=lambda _: None)
-    run.fenced = lambda *_: True
     run.running = lambda: SimpleNamespace(
         contributions=SimpleNamespace(merged_units=lambda *_: merged), may_merge=lambda *_: False
     )

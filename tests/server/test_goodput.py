@@ -57,10 +57,10 @@ def test_silence_before_an_operator_ends_a_learner_stays_down_time():
     a = account()
     a.heard(50.0, IncarnationCounters(steps=50, tokens=500, stepping_s=50.0))
     before = a.balance(150.0)
-    a.left(150.0)
+    a.left(150.0, itself=False)
     for end in (150.0, 400.0):
         assert a.balance(end) == before
-        a.left(end)  # a second eviction extends nothing
+        a.left(end, itself=False)  # a second eviction extends nothing
     assert before.lost_s["down"] == 100.0
     assert before.lost_s["other"] == 0.0
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from atoll_server.access.refusals import Refused, Status
 from atoll_server.learners.goodput import TimeAccount
+from atoll_server.learners.learner_counters import IncarnationCounters
 from atoll_server.learners.learner_registry import LearnerRegistry
 from atoll_server.links.links import LearnerTraffic, Links
 from atoll_server.rounds import syncer_events as ev
@@ -79,7 +80,7 @@ def test_a_report_of_too_many_rounds_is_refused(core):
 def test_a_restarted_learner_is_measured_by_its_last_step_time_until_its_own_is_known(core):
     core, entry, _ = core
     entry.account.step_time_s = 0.25
-    entry.account.current.steps = 100
+    entry.account.heard(core.clock.wall(), IncarnationCounters(steps=100, tokens=100))
     progress(core, Limits().tokens, entry, pb.Progress(steps=101, tokens=101))
     assert core.shard.syncer.liveness["a"].step_time_s is None, "a new process must have no step time"
     assert entry.account.rate() is not None, "liars must be compared with restarting learners"
@@ -91,9 +92,20 @@ def test_a_learner_is_suspected_only_when_there_is_another_to_compare_it_with(co
     progress(core, Limits().tokens, entry, pb.Progress(steps=40, tokens=40_000))
     assert entry.account.current.tokens == 0, "tokens must be held back until b trains"
     assert not entry.capped
-    other.account.step_time_s, other.account.current.steps, other.account.current.tokens = 10.0, 40, 400
+    other.account.heard(core.clock.wall(), IncarnationCounters(steps=40, tokens=400))
+    other.account.step_time_s = 10.0
     progress(core, Limits().tokens, entry, pb.Progress(steps=80, tokens=80_000))
     assert entry.capped
+
+
+def test_a_report_does_not_undo_a_departure(core):
+    """Seed 12100000300: a report arrived while a Leave was saved, so the learner kept its data units."""
+    core, entry, told = core
+    entry.account.left(core.clock.wall(), itself=True)
+    entry.session = 0  # as in KnownRun.left
+    progress(core, Limits().tokens, entry, pb.Progress(steps=1, tokens=1))
+    assert entry.account.left_at is not None
+    assert not told
 
 
 def test_others_are_compared_with_a_step_time_that_was_measured_for_half_a_second(core):

@@ -9,11 +9,16 @@ from typing import Any
 
 from atoll.data import unit_log
 from atoll_server.data import accounts, merged_units
+from atoll_server.learners import goodput
+from atoll_server.learners.learner_registry import RegistryEntry
 from atoll_server.ledger import data_ledger
 from atoll_server.ledger.rows import ContributionRow, FateRow
 from atoll_server.rounds import liveness
 from atoll_server.run import datasets
+from atoll_server.run.known_run import KnownRun
+from atoll_server.service import learner_service
 from atoll_server.shard import contributions
+from atoll_wire import outer_pb2 as pb
 from atoll_wire.contract import Fate
 
 Patch = Callable[[Any, str, Any], AbstractContextManager[Any]]
@@ -99,6 +104,32 @@ def a_waiting_learner_delays_pending_work(patch: Patch) -> Iterator[None]:
         yield
 
 
+def a_late_report_undoes_a_departure(patch: Patch) -> Iterator[None]:
+    """A report that arrives while a Leave is saved counts, so the learner keeps its units."""
+    progress = learner_service.progress
+
+    def counts(run: KnownRun, most: int, entry: RegistryEntry, seen: pb.Progress) -> None:
+        session, entry.session = entry.session, entry.session or 1
+        try:
+            progress(run, most, entry, seen)
+        finally:
+            entry.session = session
+
+    with patch(learner_service, "progress", counts):
+        yield
+
+
+def what_an_operator_ended_counts_as_left(patch: Patch) -> Iterator[None]:
+    """After an operator ended a process, its units are decided for good, although it may come back with its work."""
+    left = goodput.TimeAccount.left
+
+    def by_itself(self: goodput.TimeAccount, now: float, *, itself: bool) -> None:
+        left(self, now, itself=True)
+
+    with patch(goodput.TimeAccount, "left", by_itself):
+        yield
+
+
 DATA_DEFECTS = (
     ended_leases_do_not_wait,
     dropped_work_on_units_counts_as_merged,
@@ -107,4 +138,6 @@ DATA_DEFECTS = (
     decisions_about_units_are_not_stored,
     a_unit_is_named_by_two_contributions,
     a_waiting_learner_delays_pending_work,
+    a_late_report_undoes_a_departure,
+    what_an_operator_ended_counts_as_left,
 )

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.simulation.bookkeeping import Violation
+from tests.simulation.data_defects import DATA_DEFECTS
 from tests.simulation.defects import DEFECTS
 from tests.simulation.seed import simulate
 from tests.simulation.sharded_defects import SHARDED_DEFECTS
@@ -29,6 +31,8 @@ ALL_DEFECTS = DEFECTS | SHARDED_DEFECTS
 def find(name: str, first: int = 0, count: int = MAX_SEEDS) -> tuple[int, str] | None:
     """Returns the first seed that finds a defect, with the violation, or None."""
     world: Callable[[int], Any] = simulate if name in DEFECTS else simulate_sharded
+    if name in {each.__name__ for each in DATA_DEFECTS}:
+        world = partial(simulate, data=1.0)
     with contextmanager(ALL_DEFECTS[name])():
         for seed in range(first, first + count):
             try:

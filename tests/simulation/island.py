@@ -290,7 +290,11 @@ class Island:
 
     def _step(self) -> None:
         counters = self.counters
-        ready = self.feed is None or not self.training or self.feed.ready()
+        try:
+            ready = self.feed is None or not self.training or self.feed.ready()
+        except LearnerError as error:
+            self._stop(error)
+            return
         counters.paused = (
             asyncio.get_running_loop().time() < self.paused_until
             or bool(self._exchange.paused)

@@ -11,12 +11,16 @@ from tests.simulation.bookkeeping import shard_of
 from tests.simulation.training import STRIDE
 
 if TYPE_CHECKING:
+    import random
+
     from atoll_server.processes.core import Core
 
+    from tests.simulation.loop import Process
     from tests.simulation.world import World
 
 STORM_S = 2.2
 ROTTING_STORM_S = 6.5
+UNNOTICED = 0.3  # share of seeds with data units in which a learner does not notice its eviction
 
 
 class Storm:
@@ -57,6 +61,9 @@ class Storm:
             yield at, self._world.restoring.stop_and_restore
         for at in self._world.late_rows.leaves(STORM_S):
             yield at, self._leave
+        data = self._world.data
+        if data.wanted and data.rng.random() < UNNOTICED:
+            yield data.rng.uniform(1.0, STORM_S), partial(self._evict_unnoticed, data.rng)
         gates = self._world.gates
         for front in self._world.fronts:
             for harm in gates.choices((self._crash_front, self._part_front), k=gates.choice((1, 1, 2))):
@@ -121,6 +128,24 @@ class Storm:
         self._let_in.discard(name)
         self._tell(name, "test")
         self._world.loop.after(self._rng.uniform(0.3, 2.0) ** 3, self._undo, name)  # up to 8 s, mostly less
+
+    def _evict_unnoticed(self, rng: random.Random) -> None:
+        """Evicts and readmits a learner while it is cut off. It then continues with its work."""
+        island = self._world.islands.get(rng.choice(self._world.names))
+        if island is None or not island.process.alive or island.process in self._world.network.partitioned:
+            return
+        self._world.counts["evictions that the learner did not notice"] += 1
+        self._let_in.discard(island.name)
+        self._world.network.part(island.process)
+        for call in [call for call in self._world.network.calls if call.learner is island.process]:
+            call.hang_up(0.0)
+        self._tell(island.name, "test")
+        self._world.loop.after(0.1, self._undo, island.name)
+        self._world.loop.after(rng.uniform(0.3, 0.8), self._reconnect, island.process)
+
+    def _reconnect(self, process: Process) -> None:
+        if process in self._world.network.partitioned:
+            self._world.network.heal(process)
 
     def _undo(self, name: str) -> None:
         if name in self._let_in:

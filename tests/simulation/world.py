@@ -228,7 +228,7 @@ class World:
                 trains_on = island.counters.connected and island.counters.steps > trained[name] + 1
                 if trains_on and self.network.events >= MIN_EVENTS:
                     trained_on.add(name)
-                    island.training = self.data.hands_over  # without data, this learner need not wait for the others
+                    island.training = island.feed is not None and island.feed.others_wait()
             return trained_on >= self.islands.keys()
 
         await self._guarded(useful)

@@ -48,7 +48,12 @@ class Declared:
         return self.units * self.epochs
 
 
-EVICTED = "its learner was evicted"  # reason for the end of a lease
+# Reasons for the end of a lease. After LEFT, the process sends no more work. After the others, it may come back.
+LEFT = "its learner left"
+GONE = "an operator recorded the end of its process"
+EVICTED = "its learner was evicted"
+SILENT = "silent"
+REPLACED = "its process began another lease"
 
 
 class Outcome(StrEnum):
@@ -194,8 +199,8 @@ class Accounts:
         """Returns whether no unit is left to train. Units may still return if a learner is lost before the merges."""
         if dataset.pool or dataset.next < dataset.declared.positions:
             return False
-        mine = (lease for lease in self.leases.values() if lease.dataset == dataset.id)
-        return all(not lease.ended and lease.finished >= lease.handed for lease in mine if any(_undecided(lease)))
+        mine = (lease for lease in self.leases.values() if lease.dataset == dataset.id and any(_undecided(lease)))
+        return all(lease.ended in {"", REPLACED} and lease.finished >= lease.handed for lease in mine)
 
     # ------------------------------------------------------------------------------ facts
 

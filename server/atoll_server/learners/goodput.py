@@ -54,6 +54,7 @@ class TimeAccount:
     heard_at: float
     began_at: float = 0.0  # time when the learner's current process started
     left_at: float | None = None
+    left_itself: bool = False  # whether the learner left by itself; otherwise, an operator ended it
     away_s: float = 0.0  # seconds between leaving and returning, which are not provisioned
     down_s: float = 0.0
     restarting_s: float = 0.0
@@ -92,12 +93,13 @@ class TimeAccount:
         self.silence_s = 0.0
         self.current = IncarnationCounters(joined_at=now)
 
-    def left(self, now: float) -> None:
+    def left(self, now: float, *, itself: bool) -> None:
         """Records that the learner left, or that an operator ended it. A silence until then counts as down.
 
-        now: wall-clock seconds.
+        now: wall-clock seconds. itself: whether the learner left by itself.
         """
         if self.left_at is None:
+            self.left_itself = itself
             self.down_s += self._silent_s(now) if self._trains() else 0.0
             self.left_at = now
 

@@ -313,7 +313,7 @@ class LearnerRegistry:
         entry.unsaved = True
         if reason:
             entry.start_session(0, evicted(entry))
-            entry.account.left(wall)
+            entry.account.left(wall, itself=False)
 
     def rates(self, wall: float) -> Rates:
         """Returns the learners' training rates, which can be up to RATES_S seconds old.

@@ -16,7 +16,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.unit_order import MAX_UNITS, unit_at
 
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.data.accounts import EVICTED, Changes, Dataset, Declared, Lease
+from atoll_server.data.accounts import EVICTED, GONE, LEFT, REPLACED, SILENT, Changes, Dataset, Declared, Lease
 from atoll_server.learners.learner_registry import LearnerProcess
 from atoll_server.ledger import data_ledger
 from atoll_server.run.registrar import Registrar
@@ -35,7 +35,6 @@ LEASE_BITS = 62
 MAX_NAMED = 5  # learners that a reply names
 RETRY_S = 1.0
 LOOK_S = 0.25  # shortest time between checks of all leases for requests; housekeeping checks once per second
-SILENT = "silent"
 
 
 class Datasets:
@@ -46,6 +45,7 @@ class Datasets:
         self._silence_s = limits.units_silence_s
         self._accounts = run.data
         self._heard_at: dict[int, float] = {}  # by lease: the last request for units, in wall-clock seconds
+        self._named = set[int]()  # leases that a request has named
         self._looked_at = -math.inf
         self._ended_at: dict[int, float] = {}  # by lease: when this process saw that it had ended, in monotonic seconds
 
@@ -76,6 +76,7 @@ class Datasets:
             lease = self._begun(declared, process, changes)
         received = request.received if request.lease == lease.id else 0
         if request.lease == lease.id:
+            self._named.add(lease.id)
             lease.finished = max(lease.finished, request.finished)
         self._heard_at[lease.id] = self._run.clock.wall()
         if received == lease.handed and self._held(lease.learner) < MAX_HELD:
@@ -119,8 +120,8 @@ class Datasets:
                 )
                 raise Refused(Status.FAILED_PRECONDITION, text)
         lease = self._living(dataset, process)
-        if lease is None or (request.lease != lease.id and (request.lease or lease.finished)):
-            return None  # a lease number of 0 repeats a call whose reply was lost
+        if lease is None or (request.lease != lease.id and self._is_used(lease)):
+            return None  # if the lease is not used, the reply that began it was lost
         received = request.received if request.lease == lease.id else 0
         if received > lease.handed or any(each not in lease.units for each in range(received + 1, lease.handed + 1)):
             raise _invalid(
@@ -128,6 +129,10 @@ class Datasets:
                 f"reports {received} of {lease.handed} units as received, which contradicts earlier requests",
             )
         return lease
+
+    def _is_used(self, lease: Lease) -> bool:
+        """Returns whether the process knows this lease. A restarted registrar may not know this yet."""
+        return lease.id in self._named or lease.finished > 0 or len(lease.units) < lease.handed
 
     def _living(self, dataset: Dataset, process: LearnerProcess) -> Lease | None:
         place = (dataset.id, process.entry.name, process.incarnation)
@@ -138,7 +143,7 @@ class Datasets:
         """Begins a lease and ends the process's previous lease. Adds the dataset if it is new."""
         dataset = self._accounts.named(declared.name) or self._accounts.add(declared, changes)
         if (old := self._living(dataset, process)) is not None:
-            self._accounts.end(old, "its process began another lease", changes)
+            self._accounts.end(old, REPLACED, changes)
         lease = Lease(secrets.randbits(LEASE_BITS) | 1, dataset.id, process.entry.name, process.incarnation)
         self._accounts.open_lease(lease, changes)
         self._run.attached.await_lease(lease.id, lease.learner, lease.incarnation)
@@ -197,7 +202,7 @@ class Datasets:
         if entry.evicted:
             return EVICTED
         if entry.account.left_at is not None:
-            return "its learner left"
+            return LEFT if entry.account.left_itself else GONE
         heard_at = max(entry.account.heard_at, self._run.registry.since, self._heard_at.get(lease.id, 0.0))
         return SILENT if wall - heard_at > self._silence_s else ""
 
@@ -213,19 +218,18 @@ class Datasets:
         """Finds out whether more work on an ended lease's units can be merged. now: monotonic seconds."""
         if lease.ended:
             ended_at = self._ended_at.setdefault(lease.id, now)
-            run = self._run
-            if lease.ended == EVICTED:  # a readmitted process continues with its outstanding work
-                gone = run.registry.entries[lease.learner].incarnation > lease.incarnation
-            else:
-                gone = run.fenced(lease.learner, lease.incarnation)
-            here = gone and not run.running().may_merge(lease.learner, lease.incarnation)
+            run, entry = self._run, self._run.registry.entries[lease.learner]
+            left = lease.ended == LEFT or (entry.account.left_at is not None and entry.account.left_itself)
+            over = left or entry.incarnation > lease.incarnation  # otherwise, the process may continue with its work
+            here = over and not run.running().may_merge(lease.learner, lease.incarnation)
             facts = run.attached.facts(lease.id)
             if facts is not None:  # after a restart, other shards may have merged more than this process knows
                 lease.settled = here and all(each.settled for each in facts)
-                lease.overdue = lease.ended in {SILENT, EVICTED} or now - ended_at > self._silence_s
+                lease.overdue = lease.ended in {SILENT, EVICTED, GONE} or now - ended_at > self._silence_s
 
     def _forget(self, lease: Lease) -> None:
         self._heard_at.pop(lease.id, None)
+        self._named.discard(lease.id)
         self._ended_at.pop(lease.id, None)
         self._run.attached.lease_over(lease.id)
         if (shard := self._run.shard) is not None:

@@ -164,9 +164,12 @@ class KnownRun(ABC):
     async def fence(self, process: LearnerProcess) -> None:  # noqa: B027 - the registrar did this when it admitted it
         """Waits until older processes of the same learner are refused even after a restart."""
 
-    async def left(self, entry: RegistryEntry) -> None:
-        """Durably records that a learner left, so that a restarted core does not count the learner as lost."""
-        entry.account.left(self.clock.wall())
+    async def left(self, entry: RegistryEntry, *, itself: bool) -> None:
+        """Durably records that a learner left, so that a restarted core does not count the learner as lost.
+
+        itself: as in TimeAccount.left.
+        """
+        entry.account.left(self.clock.wall(), itself=itself)
         entry.session = 0
         await self.save(entry)
         if (shard := self.shard) is not None:

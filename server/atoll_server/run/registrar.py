@@ -232,8 +232,8 @@ class Registrar(KnownRun):
         joined = entries.Joined(entry.name, entry.region, incarnation, arrival, down_s, by, state)
         self.record(joined)
 
-    async def left(self, entry: RegistryEntry) -> None:
-        await super().left(entry)
+    async def left(self, entry: RegistryEntry, *, itself: bool) -> None:
+        await super().left(entry, itself=itself)
         self.attached.member(entry)  # a shard may not have received the learner's own Leave
 
     async def gone(self, name: str) -> list[int]:
@@ -250,7 +250,7 @@ class Registrar(KnownRun):
             if silent_s < THERE_S:
                 text = f'learner "{name}" reported {silent_s:.1f} s ago: stop its process first, or evict the learner'
                 raise Refused(Status.FAILED_PRECONDITION, text)
-            await self.left(entry)
+            await self.left(entry, itself=False)
         return await self.attached.confirmed()
 
     async def evict(self, name: str, reason: str, tokens: int | None = None) -> list[int]:

@@ -27,8 +27,11 @@ MAX_REPORTED = 2 * REPORTED  # limit on the declined rounds and adopted versions
 def progress(run: KnownRun, most: int, entry: RegistryEntry, seen: pb.Progress) -> None:
     """Records a learner's report and passes its contents to the shard.
 
-    most: limit on the reported tokens and on the reported steps. Raises Refused if the report exceeds a limit.
+    Ignores the report of a learner whose Leave is being saved, which contained newer numbers. most: limit on the
+    reported tokens and on the reported steps. Raises Refused if the report exceeds a limit.
     """
+    if not entry.session:
+        return
     if max(seen.tokens, seen.steps, seen.abandoned_tokens) > most:
         raise Refused(
             Status.INVALID_ARGUMENT,

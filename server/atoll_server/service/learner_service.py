@@ -267,7 +267,7 @@ class OuterService(rpc.OuterServicer):
             last = request.last if request.HasField("last") else None
             if last is not None:
                 progress(self._run, self._core.settings.limits.tokens, entry, last)
-            await asyncio.shield(asyncio.create_task(self._run.left(entry)))
+            await asyncio.shield(asyncio.create_task(self._run.left(entry, itself=True)))
             return pb.LeaveReply()
         except Refused as refused:
             await abort(context, refused)
