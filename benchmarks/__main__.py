@@ -25,11 +25,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.conditions import conditions, write_record
-from benchmarks.data_plane import idle_learners, kernels, plots, sync, throughput
+from benchmarks.data_plane import idle_learners, kernels, plots, sync
 from benchmarks.data_plane.rows import Report, Row, pace_s
 from benchmarks.links import wan
 from benchmarks.peers import compare as peers
 from benchmarks.peers import torchft_sync
+from benchmarks.training_loop import throughput
 
 SYNCS = {2: 7, 4: 5}
 WITH_ALL_PEERS = 2
@@ -126,12 +127,17 @@ def of_wan(report: Report) -> None:
     if os.geteuid() != 0:
         report.not_measured.append({"name": name, "reason": "network namespaces need root"})
         return
-    for congestion in ("cubic", "bbr"):
-        rates = wan.measure(congestion)
-        raw = ", ".join(f"{count}: {rate:.0f}" for count, rate in rates.raw.items())
-        rate = statistics.median(rates.uploads) / wan.MBIT
-        beside = f"raw TCP {raw} Mbit/s; over a fast link {rates.quick:.0f}"
-        report.rows.append(Row(f"{name}, {congestion}", rate, 0.8, "of the link", beside, most=False))
+    for learners in wan.LEARNERS:
+        for congestion in wan.CONTROLS:
+            rates = wan.measure(congestion, learners)
+            raw = ", ".join(f"{count}: {rate:.0f}" for count, rate in rates.raw.items())
+            beside = (
+                f"{rates.median():.0f} vs. {statistics.median(rates.bursts):.0f} Mbit/s; raw TCP without pauses {raw}; "
+                f"over a fast link {rates.quick:.0f}"
+            )
+            who = f"{learners} learners behind a front, " if learners > 1 else ""
+            unit = f"of {wan.BURST_CONNECTIONS} raw connections"
+            report.rows.append(Row(f"{name}, {who}{congestion}", rates.share(), 0.9, unit, beside, most=False))
 
 
 PARTS: dict[str, Callable[[Report], None]] = {

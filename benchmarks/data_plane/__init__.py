@@ -1,4 +1,4 @@
-"""The parts of `make bench`: codec and merge, outer syncs, a learner's throughput, idle learners, a front's cost.
+"""The parts of `make bench`: codec and merge, outer syncs, idle learners, a front's cost.
 
-May import: conditions.
+May import: conditions, interface_bytes.
 """

@@ -10,13 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TypeAlias
 
-import psutil
 from atoll.demo.processes import Children
-
-
-def loopback_bytes() -> int:
-    """Returns the bytes sent over loopback since boot, headers included. Each byte counts once."""
-    return int(psutil.net_io_counters(pernic=True)["lo"].bytes_sent)
 
 
 class Loopback:

@@ -22,7 +22,8 @@ import psutil
 from atoll.demo.processes import Child, Children, children
 
 from benchmarks.conditions import conditions, write_record
-from benchmarks.data_plane.loopback import Loopback, Placed, loopback_bytes, on_loopback
+from benchmarks.data_plane.loopback import Loopback, Placed, on_loopback
+from benchmarks.interface_bytes import loopback_bytes
 
 FRAGMENTS = 24
 OPTIONS = ["--quorum", "100%", "--snapshot-every-s", "3600"]

@@ -50,8 +50,8 @@ class AtOnce(Syncer):
         ]
         return [self._open(index, present.now) for index in behind]
 
-    def _close_what_can(self, present: LiveLearners) -> list[Effect]:
-        return [] if (folder / "hold").exists() else super()._close_what_can(present)
+    def _close_if_possible(self, index: int, present: LiveLearners) -> list[Effect]:
+        return [] if (folder / "hold").exists() else super()._close_if_possible(index, present)
 
     def _in_flight(self) -> int:
         return 0

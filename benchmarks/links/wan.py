@@ -6,7 +6,7 @@ python -m benchmarks.links.wan [--json PATH]
 runs one sync over the fast link, through the emulator and over one connection. This shows the rate that the CPUs allow.
 All further syncs use the slow link. A rate counts each payload byte once, from the sync's beginning to the last
 acknowledgement. Merges wait until then. The first syncs do not count, because the learner still tries different numbers
-of connections.
+of connections. The same is measured for four learners that share the link behind one front.
 """
 
 from __future__ import annotations
@@ -26,18 +26,21 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from atoll.demo.processes import Child, Children, children
+from atoll.demo.processes import ATOLL, Child, Children, children
 
 from benchmarks.conditions import conditions, write_record
 from benchmarks.data_plane.sync import FRAGMENTS, OPTIONS, wait
 
 MBIT = 200.0
+CONTROLS, LEARNERS = ("cubic", "bbr"), (1, 4)
 DELAY_MS = 40.0
 LOSS = 0.0005
 QUICK, SYNCS, COUNTED = 2, 9, 5  # syncs over the fast link; number of the last sync, from 0; last syncs that count
 IP = shutil.which("ip") or "ip"
 HOME, FAR = "10.77.0.1", "10.77.0.2"
-RAW_S, RAW_CONNECTIONS = 6.0, {"bbr": (1, 8), "cubic": (1, 8, 32)}
+RAW_S, RAW_CONNECTIONS = 6.0, {"bbr": (1, 8, 32), "cubic": (1, 8, 32)}
+BURSTS, BURST_CONNECTIONS, CHUNK_BYTES = 5, 32, 1 << 18
+PAUSE_S = 2.0  # about as long as the downloads of a sync, during which the connections for uploads are idle
 RAW = """
 import socket, sys, threading, time
 address, congestion, count, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
@@ -59,30 +62,74 @@ def send():
         while True: peer.sendall(bytes(1 << 16))
 for _ in range(count): threading.Thread(target=send).start()
 """
+BURST_TAKER = """
+import socket, sys, threading
+address, count, size, bursts = sys.argv[1], *map(int, sys.argv[2:5])
+server = socket.create_server((address, 0), backlog=64)
+print(server.getsockname()[1], flush=True)
+peers, lock, done, left = [server.accept()[0] for _ in range(count)], threading.Lock(), threading.Semaphore(0), [size]
+def take(peer):
+    while data := peer.recv(1 << 18):
+        with lock:
+            left[0] -= len(data)
+            if not left[0]: left[0] = size; done.release()
+for peer in peers: threading.Thread(target=take, args=(peer,), daemon=True).start()
+for _ in range(bursts): done.acquire(); peers[0].sendall(b"x")
+"""
+BURST_SENDER = """
+import socket, sys, threading, time
+address, port, congestion, count, size, bursts, chunk, pause = sys.argv[1:]
+def connect():
+    peer = socket.socket(); peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+    peer.connect((address, int(port))); return peer
+peers, lock = [connect() for _ in range(int(count))], threading.Lock()
+for _ in range(int(bursts)):
+    time.sleep(float(pause)); left, began = [int(size)], time.monotonic()
+    def send(peer):
+        while True:
+            with lock: some = min(left[0], int(chunk)); left[0] -= some
+            if not some: return
+            peer.sendall(bytes(some))
+    for peer in peers: threading.Thread(target=send, args=(peer,)).start()
+    peers[0].recv(1); print(time.monotonic() - began, flush=True)
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Mbit/s of payload. quick: rate over the link without its limits. uploads: one rate per measured sync.
 
-    raw: rate of plain TCP, by number of connections.
+    learners: number of learners. Several learners are behind one front.
+    bursts: rates of plain TCP over BURST_CONNECTIONS connections for the bytes of one sync, after the same pause.
+    raw: rate of plain TCP without a pause, by number of connections.
     """
 
     congestion: str
+    learners: int
     quick: float
     uploads: list[float]
+    bursts: list[float]
     raw: dict[int, float]
 
+    def median(self) -> float:
+        """Returns the median rate of the uploads."""
+        return statistics.median(self.uploads)
 
-def measure(congestion: str) -> Rates:
+    def share(self) -> float:
+        """Returns the median rate of the uploads as a share of that of plain TCP after the same pause."""
+        return self.median() / statistics.median(self.bursts)
+
+
+def measure(congestion: str, learners: int = 1) -> Rates:
     """Measures with the same congestion control on both sides. congestion: bbr or cubic."""
     with tempfile.TemporaryDirectory() as directory, children(Path(directory)) as group, _link(group) as (inside, link):
         with _allowed(congestion):
             for side in (0, 1):
                 inside(side, ["sysctl", "-qw", f"net.ipv4.tcp_congestion_control={congestion}"])
-        rates = _uploads(group, Path(directory), inside, link)
+        rates, size_bytes = _uploads(group, Path(directory), inside, link, learners)
+        bursts = _bursts(inside, congestion, size_bytes)
         raw = {count: _raw(inside, congestion, count) for count in RAW_CONNECTIONS[congestion]}
-    return Rates(congestion, rates[QUICK - 1], rates[-COUNTED:], raw)
+    return Rates(congestion, learners, rates[QUICK - 1], rates[-COUNTED:], bursts, raw)
 
 
 @contextlib.contextmanager
@@ -138,7 +185,8 @@ def _link(group: Children) -> Iterator[tuple[Inside, Child]]:
             subprocess.run([IP, "netns", "delete", name], check=False)
 
 
-def _uploads(group: Children, place: Path, inside: Inside, link: Child) -> list[float]:
+def _uploads(group: Children, place: Path, inside: Inside, link: Child, learners: int) -> tuple[list[float], int]:
+    """Returns the rate of each sync in Mbit/s, and the payload bytes of the last sync."""
     core_command = [
         sys.executable,
         "-m",
@@ -151,24 +199,52 @@ def _uploads(group: Children, place: Path, inside: Inside, link: Child) -> list[
     listen = ["--listen", f"{HOME}:0", "--insecure-plaintext", *OPTIONS, "--fragments", str(FRAGMENTS)]
     core = group.start("core", inside.command(0, [*core_command, *listen]), piped=True)
     address = group.serving(core)
-    words = [sys.executable, "-m", "benchmarks.data_plane.sync_learner", "0", address, "124m", str(SYNCS), str(place)]
-    learner, rates = group.start("learner", inside.command(1, words)), []
+    fronts = []
+    if learners > 1:
+        words = [*ATOLL, "front", "--listen", "127.0.0.1:0", "--core", address]
+        fronts.append(group.start("front", inside.command(1, words), piped=True))
+        address = group.serving(fronts[0])
+    learner = [sys.executable, "-m", "benchmarks.data_plane.sync_learner"]
+    islands = [
+        group.start(f"learner {n}", inside.command(1, [*learner, str(n), address, "124m", str(SYNCS), str(place)]))
+        for n in range(learners)
+    ]
+    rates = []
     for number in range(SYNCS + 1):
-        wait([learner], [place / f"0.ready.{number}"])
+        wait(islands, [place / f"{n}.ready.{number}" for n in range(learners)])
         if number == QUICK:
             link.process.send_signal(signal.SIGUSR1)
         (place / "hold").touch()
         began = time.monotonic()
         (place / f"go.{number}").touch()
-        wait([learner], [place / f"0.uploaded.{number}"])
+        wait(islands, [place / f"{n}.uploaded.{number}" for n in range(learners)])
         (place / "hold").unlink()
-        wait([learner], [place / f"0.{number}"])
-        told = json.loads((place / f"0.{number}").read_text())
-        rates.append(told["payload_bytes"] * 8 / 1e6 / (told["uploaded"] - began))
+        wait(islands, [place / f"{n}.{number}" for n in range(learners)])
+        told = [json.loads((place / f"{n}.{number}").read_text()) for n in range(learners)]
+        size_bytes = int(sum(each["payload_bytes"] for each in told))
+        rates.append(size_bytes * 8 / 1e6 / (max(each["uploaded"] for each in told) - began))
     (place / "leave").touch()
-    learner.process.wait(60.0)
-    group.stop(core)
-    return rates
+    for island in islands:
+        island.process.wait(60.0)
+    for child in (*fronts, core):
+        group.stop(child)
+    return rates, size_bytes
+
+
+def _bursts(inside: Inside, congestion: str, size_bytes: int) -> list[float]:
+    """Sends the bytes of a sync several times over idle connections, which share them. Returns the rates in Mbit/s.
+
+    The time ends when the sender has the receiver's answer, as in an upload.
+    """
+    count, bursts = str(BURST_CONNECTIONS), str(BURSTS)
+    taking = inside.command(0, [sys.executable, "-c", BURST_TAKER, HOME, count, str(size_bytes), bursts])
+    with subprocess.Popen(taking, stdout=subprocess.PIPE, text=True) as taker:
+        assert taker.stdout is not None, "its output is read"
+        port = taker.stdout.readline().strip()
+        words = [HOME, port, congestion, count, str(size_bytes), bursts, str(CHUNK_BYTES), str(PAUSE_S)]
+        sending = inside.command(1, [sys.executable, "-c", BURST_SENDER, *words])
+        done = subprocess.run(sending, stdout=subprocess.PIPE, text=True, check=True)
+    return [size_bytes * 8 / 1e6 / float(line) for line in done.stdout.split()]
 
 
 def _raw(inside: Inside, congestion: str, count: int) -> float:
@@ -188,13 +264,20 @@ def main() -> None:
     """Measures both congestion controls and prints the rates."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, dest="json_path")
-    parser.add_argument("--only", choices=("bbr", "cubic"))
+    parser.add_argument("--only", choices=CONTROLS)
+    parser.add_argument("--learners", type=int, choices=LEARNERS)
     arguments, under = parser.parse_args(), conditions()
-    found = [measure(each) for each in ([arguments.only] if arguments.only else ["cubic", "bbr"])]
+    controls = [arguments.only] if arguments.only else CONTROLS
+    counts = [arguments.learners] if arguments.learners else LEARNERS
+    found = [measure(each, learners) for learners in counts for each in controls]
     for rates in found:
         raw = ", ".join(f"{count}: {rate:.0f}" for count, rate in rates.raw.items())
-        print(f"{rates.congestion}: uploads {statistics.median(rates.uploads):.0f} Mbit/s of {MBIT:.0f}", end="; ")
-        print(f"{rates.quick:.0f} over a fast link; raw TCP by number of connections: {raw}")
+        print(
+            f"{rates.congestion}, {rates.learners} learners: uploads {rates.median():.0f} Mbit/s of {MBIT:.0f}",
+            end="; ",
+        )
+        print(f"{rates.quick:.0f} over a fast link; ", end="")
+        print(f"{statistics.median(rates.bursts):.0f} over {BURST_CONNECTIONS} raw connections; without pauses: {raw}")
     if arguments.json_path is not None:
         write_record(arguments.json_path, {"rates": list(map(asdict, found))}, under)
 

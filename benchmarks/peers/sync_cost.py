@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 
 import psutil
 
-from benchmarks.data_plane.loopback import loopback_bytes
+from benchmarks.interface_bytes import loopback_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from atoll.demo.processes import Child, Children, children
 
 from benchmarks.conditions import conditions, write_record
 from benchmarks.data_plane.idle_learners import resident_bytes
-from benchmarks.data_plane.loopback import loopback_bytes
 from benchmarks.data_plane.sync import cpu_s, wait
+from benchmarks.interface_bytes import loopback_bytes
 
 WINDOW_S, WINDOWS = 10.0, 3
 SETTLING_S = 20.0  # after the last learner has joined

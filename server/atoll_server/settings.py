@@ -223,7 +223,7 @@ class Limits(ServerLimits):
     contents_bytes: Annotated[
         Bytes,
         Field(ge=0, le=1 << 50, description="Memory for decompressed contributions. Merges read the rest from disk."),
-    ] = 32 << 20
+    ] = 8 << 20
     update_cache_bytes: Annotated[
         Bytes,
         Field(

@@ -55,7 +55,7 @@ def test_doctor_finds_no_problem_through_a_front(eu, papers, home):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for said in ("the core answers via eu", "port", "the certificate of learner/a is valid for", "clocks", "Mbit/s up",
-                 "Mbit/s down", "messages of 264 KiB arrive", home.status().run):  # fmt: skip
+                 "Mbit/s down", "messages of 528 KiB arrive", home.status().run):  # fmt: skip
         assert said in done.stdout, done.stdout
     assert home.status().contributions == before.contributions
 

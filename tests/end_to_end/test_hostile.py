@@ -150,7 +150,7 @@ def test_bytes_of_another_protocol_are_hung_up_on(where):
                     pass
 
 
-HALVES = 64 << 20
+HALVES = 96 << 20
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_a_message_that_is_too_large_ends_at_its_header(where, raws):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("where", BOTH, indirect=True)
-def test_half_sent_messages_hold_64_mib_at_most(where, raws):
+def test_half_sent_messages_hold_96_mib_at_most(where, raws):
     """Many connections send as many incomplete messages as possible, each as large as allowed.
 
     Some calls begin with a complete message.

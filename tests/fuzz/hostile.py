@@ -101,6 +101,9 @@ class Hostile:
     async def tls_fault(self) -> str:
         return ""
 
+    def look(self) -> None:
+        """Does nothing: this link has no sockets."""
+
     async def Join(self, *_: Any, **__: Any) -> Any:
         self.joins += 1
         await asyncio.sleep(0)

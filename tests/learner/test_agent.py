@@ -15,6 +15,7 @@ import torch
 from atoll import LearnerError
 from atoll.agent import run_session
 from atoll.agent.run_session import DUPLICATE_S
+from atoll.boundary.host_values import HostValues
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.fragments import in_place
 from atoll.fragments.exchange import PER_BOUNDARY
@@ -362,6 +363,7 @@ def test_at_most_eight_copies_of_values_wait_for_the_coder(monkeypatch):
         assert may_code.wait(60)
         return code(*arguments)
 
+    monkeypatch.setattr(HostValues, "located", lambda *_: None)  # as with several ranks
     monkeypatch.setattr(in_place, "code", slow)
     model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(many)))
     with fake_core(many) as core:

@@ -13,6 +13,7 @@ from atoll.fragments.adoption import Change, Fate, PreparedAnchor
 from atoll.model.parameters import Parameters
 from atoll.ranks.division import undivided
 from atoll_wire.codec import frame_codec
+from atoll_wire.codec.frame_codec import CodecError
 from atoll_wire.layout.frame_spans import Codec, FrameSpan, Segment
 from atoll_wire.layout.layout import plan
 from torch import nn
@@ -73,6 +74,35 @@ def test_training_is_the_work_of_its_fragment_alone(dtype, coder):
     small = int(np.argmin([len(vector) for vector in taken]))
     np.testing.assert_allclose(taken[small], -2, atol=0.07)
     assert not taken[1 - small].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_single_process_encodes_at_once_instead_of_copying(dtype):
+    model, mine, _ = local(dtype)
+    with torch.no_grad():
+        model[1].weight += 2
+    small = int(np.argmin([track.shape.length for track in mine.tracks]))
+    taken = mine.take(small, 8, 1)
+    assert taken.is_coded
+    with torch.no_grad():
+        model[1].weight += 100  # training continues
+    expected = np.zeros(mine.tracks[small].shape.length, np.float32)
+    segments.add_coded(
+        [taken.coded], mine.tracks[small].shape, expected.ctypes.data + 4 * mine.tracks[small].shape.rows[:, 0]
+    )
+    np.testing.assert_allclose(expected, -2, atol=0.07)
+
+
+@PLACES
+def test_values_that_are_not_finite_fail_at_the_agent_not_in_the_training_loop(coder):
+    model, mine, _ = local(torch.float32, coder)
+    with torch.no_grad():
+        model[0].weight[3, 4] = torch.nan
+    large = int(np.argmax([track.shape.length for track in mine.tracks]))
+    taken = mine.take(large, 8, 1)
+    for _ in range(2):
+        with pytest.raises(CodecError, match="not finite"):
+            _ = taken.coded
 
 
 @PLACES

@@ -10,10 +10,10 @@ from atoll_wire.messages.message_parts import MESSAGE_BYTES
 from grpc_health.v1 import health_pb2
 
 
-def test_half_sent_messages_of_one_learner_hold_64_mib_at_most():
+def test_half_sent_messages_of_one_learner_hold_96_mib_at_most():
     methods = [*METHODS.values(), *(each.name for each in health_pb2.DESCRIPTOR.services_by_name["Health"].methods)]
     assert {"Push", "Initialise", "Probe", "Status", "Watch"} < set(methods)
-    assert Quotas().half_sent_bytes(MESSAGE_BYTES, methods) <= 64 << 20
+    assert Quotas().half_sent_bytes(MESSAGE_BYTES, methods) <= 96 << 20
 
 
 def test_a_learner_may_use_all_its_connections():

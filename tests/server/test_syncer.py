@@ -10,7 +10,7 @@ from atoll_server.quorum import Quorum
 from atoll_server.rounds import syncer_events as ev
 from atoll_server.rounds.liveness import EXPECTED_S, LearnerLiveness, learner_state
 from atoll_server.rounds.round_state import PendingContribution, Phase, RoundState
-from atoll_server.rounds.syncer import Syncer
+from atoll_server.rounds.syncer import LOOK_S, Syncer
 from atoll_server.rounds.syncer_events import ContributionKey
 from atoll_server.settings import RunSettings
 from atoll_wire.contract import LearnerState
@@ -688,10 +688,32 @@ def test_with_many_learners_only_some_reports_are_evaluated_but_rounds_still_ope
     assert 4 * len(looks) < 8 * len(world.speeds)
     opened = [effect for effect in world.effects if isinstance(effect, ev.OpenRound)]
     assert opened, "a round must open after 4 steps"
-    for _ in range(3):
-        world.contribute("l000", opened[0].fragment, opened[0].cycle)
-        assert world.syncer.looked_at == world.now, "other events must act immediately"
-        world.now += 1e-6
+    looked_at, world.now = world.syncer.looked_at, world.syncer.looked_at + 1e-6
+    closed = [merges(world.contribute(name, opened[0].fragment, opened[0].cycle)) for name in world.speeds]
+    assert world.syncer.looked_at == looked_at, "a contribution concerns only one fragment"
+    assert any(closed), "the round must close at its last contribution"
+
+
+def test_contributions_to_one_fragment_do_not_delay_the_decisions_about_others():
+    world = World({"a": 1, "b": 1}, fragments=4)
+    world.open(0)
+    world.now += STEP_S
+    for number in range(1000):
+        world.now += 0.01
+        world.contribute("a", 0)
+        if number % 10 == 0:
+            assert world.now - world.syncer.looked_at <= LOOK_S + 0.01
+    assert world.syncer.next_wake_for(0, world.now) is not None
+
+
+def test_a_round_that_lapses_makes_room_for_another_at_once():
+    world = World({"a": 1}, fragments=2)
+    world.open(0)
+    while world.syncer.due_at is None or world.now < world.syncer.due_at + 4 * STEP_S:
+        world.now += STEP_S / 2  # the next round is due, but only one may be in flight
+    (lapse, opened) = world.tell(ev.Declined("a", 0, world.syncer.fragments[0].cycle, "nothing trained"))
+    assert isinstance(lapse, ev.Lapse)
+    assert isinstance(opened, ev.OpenRound)
 
 
 def test_a_pause_of_the_run_never_counts_as_step_time():

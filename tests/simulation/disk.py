@@ -169,6 +169,9 @@ class SimulatedDisk(Disk):
         self.platter.change(str(path), content)
         return _Handle(self, content)
 
+    def create_large(self, path: Path) -> Any:
+        return self.create(path)
+
     def open(self, path: Path) -> Any:
         return _Handle(self, self._content(path))
 

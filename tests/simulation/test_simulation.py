@@ -69,7 +69,7 @@ def test_the_first_seeds_have_every_fault_of_learners_with_several_ranks(first_s
         "islands that died between their ranks' uploads": SEEDS // 16,
         "uploads whose streams began in the ranks' order": 2 * SEEDS,
         "uploads whose streams began in another order": SEEDS // 2,
-        "fetches of a rank that failed": 2 * SEEDS,
+        "fetches of a rank that failed": SEEDS,
     }
     rare = {what: first_seeds.counts[what] for what in least if first_seeds.counts[what] < least[what]}
     assert not rare, "these situations are too rare in the seeds"

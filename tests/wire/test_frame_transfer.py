@@ -37,7 +37,12 @@ class Core:
         up._width.lanes, up._capacity, up._turns = 2, 2 * SLOTS, asyncio.Semaphore(2 * SLOTS)
         offers = ConnectionPool(lambda: (SimpleNamespace(Push=lambda: Call(self, None)), SimpleNamespace()), SYSTEM, 1)
         self.link = SimpleNamespace(
-            up=up, offers=offers, transfers=Transfers(SYSTEM), answered=lambda _seconds: None, clock=SYSTEM
+            up=up,
+            offers=offers,
+            transfers=Transfers(SYSTEM),
+            answered=lambda _seconds: None,
+            look=lambda: None,
+            clock=SYSTEM,
         )
 
     def _dial(self):

@@ -9,18 +9,18 @@ from collections.abc import Iterator
 
 import pytest
 from atoll_wire.connections.link import Link
-from atoll_wire.connections.link_speed import LOOK_S, SAVED, LinkSpeed, delivery_rate, port_of
-from atoll_wire.connections.parallel_connections import ANSWERS, FAR_S
+from atoll_wire.connections.link_speed import LOOK_S, SAVED, LinkSpeed, Measured, measured, port_of
+from atoll_wire.connections.parallel_connections import FAR_S, FEWEST, NEWEST, STEADY_S
 from atoll_wire.security.transport import TransportSecurity
 
 from tests.clocks import SetClock
 
 
 def test_a_link_is_fast_if_it_carries_more_than_the_compressor_saves():
-    clock, rates = SetClock(), {7070: 0.9 * SAVED}
-    speed = LinkSpeed(7070, clock, rates.__getitem__)
+    clock, kernel = SetClock(), {7070: Measured(0.9 * SAVED)}
+    speed = LinkSpeed(7070, clock, kernel.__getitem__)
     assert not speed.exceeds_compressor
-    rates[7070] = 1.1 * SAVED
+    kernel[7070] = Measured(1.1 * SAVED)
     assert not speed.exceeds_compressor, "the kernel is not asked again within LOOK_S"
     clock.steady += 1.1 * LOOK_S
     assert speed.exceeds_compressor
@@ -28,7 +28,7 @@ def test_a_link_is_fast_if_it_carries_more_than_the_compressor_saves():
 
 def test_the_compressor_is_measured():
     clock = SetClock()
-    speed = LinkSpeed(7070, clock, lambda _: SAVED / 2)
+    speed = LinkSpeed(7070, clock, lambda _: Measured(SAVED / 2))
 
     def compress(content: bytes) -> bytes:
         clock.steady += 1.0  # saves SAVED / 4 bytes per second
@@ -44,11 +44,36 @@ def test_the_compressor_is_measured():
 def test_a_long_link_is_never_fast():
     clock = SetClock()
     link = Link("127.0.0.1:7070", TransportSecurity(), clock)
-    link.speed = LinkSpeed(7070, clock, lambda _: 10 * SAVED)
+    link.speed = LinkSpeed(7070, clock, lambda _: Measured(10 * SAVED))
     assert link.fast
-    for _ in range(ANSWERS):
+    for _ in range(FEWEST):
         link.answered(2 * FAR_S)
     assert not link.fast, "traffic over long links costs money"
+
+
+@pytest.mark.parametrize(("kernel_s", "needed"), [(2 * FAR_S, 1), (None, FEWEST), (FAR_S / 100, NEWEST)])
+def test_if_only_answers_take_long_the_processes_may_be_busy(kernel_s, needed):
+    clock = SetClock()
+    link = Link("127.0.0.1:7070", TransportSecurity(), clock)
+    link.speed = LinkSpeed(7070, clock, lambda _: Measured(10 * SAVED, kernel_s))
+    for _ in range(needed - 1):
+        link.answered(2 * FAR_S)
+    assert link.fast
+    link.answered(2 * FAR_S)
+    assert not link.fast, "behind a near proxy, the link may be long"
+
+
+def test_a_near_link_that_became_long_is_noticed_after_a_few_seconds():
+    clock = SetClock()
+    link = Link("127.0.0.1:7070", TransportSecurity(), clock)
+    link.speed = LinkSpeed(7070, clock, lambda _: Measured(10 * SAVED, FAR_S / 100))  # the kernel remembers the past
+    for _ in range(NEWEST):
+        link.answered(FAR_S / 10)
+    for _ in range(FEWEST):
+        assert link.fast
+        clock.steady += STEADY_S / FEWEST
+        link.answered(2 * FAR_S)
+    assert not link.fast
 
 
 @contextlib.contextmanager
@@ -70,12 +95,13 @@ def connected(sent_bytes: int) -> Iterator[int]:
         receiver.join()
 
 
-def test_the_kernel_knows_the_rate_of_loopback():
+def test_the_kernel_knows_the_rate_and_the_round_trip_of_loopback():
     with connected(32 << 20) as port:
-        assert delivery_rate(port) > SAVED
-        assert delivery_rate(port) > SAVED, "the connection is still open after the first look"
-        assert delivery_rate(1) == 0.0
-    assert delivery_rate(port) == 0.0, "the connection is closed"
+        assert measured(port).rate > SAVED
+        assert measured(port).rate > SAVED, "the connection is still open after the first look"
+        assert 0.0 < measured(port).round_trip_s < FAR_S
+        assert measured(1) == Measured()
+    assert measured(port) == Measured(), "the connection is closed"
 
 
 @pytest.mark.parametrize(

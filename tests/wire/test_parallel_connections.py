@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 from atoll_wire.connections import parallel_connections
 from atoll_wire.connections.parallel_connections import (
-    ANSWERS,
     FAR_CONNECTIONS,
     FAR_S,
     MAX_CONNECTIONS,
     MIN_CONNECTIONS,
+    NEWEST,
     REST_S,
     SLOTS,
     WINDOW_ARRIVALS,
@@ -36,8 +36,9 @@ def window(width: ConnectionCount, rate: float, now: float) -> None:
 
 def answered(width: ConnectionCount | ParallelConnections, round_trip_s: float) -> None:
     """Simulates answers with this round trip."""
-    for number in range(ANSWERS):
-        width.answered(5.0 if number % 2 else round_trip_s)
+    for number in range(NEWEST):
+        after_s = 5.0 if number % 2 else round_trip_s
+        _ = width.answered(after_s, 0.0) if isinstance(width, ConnectionCount) else width.answered(after_s)
 
 
 def settled(
@@ -80,7 +81,7 @@ def test_a_short_link_needs_one_connection():
 
 def test_before_enough_answers_nothing_grows():
     width = ConnectionCount()
-    width.answered(LONG_S)
+    width.answered(LONG_S, 0.0)
     window(width, 1e6, 100.0)
     assert width.lanes == MIN_CONNECTIONS
 
@@ -88,7 +89,7 @@ def test_before_enough_answers_nothing_grows():
 def test_a_link_that_proves_short_gets_the_fewest_connections_again():
     width, _ = settled(lambda count: count * 1e6)
     assert width.lanes == MAX_CONNECTIONS
-    width.answered(NEAR_S)
+    width.answered(NEAR_S, 0.0)
     assert width.lanes == MIN_CONNECTIONS
 
 

@@ -19,6 +19,7 @@ from atoll_wire.codec.block_kernels import F32
 from torch import nn
 
 from atoll.device.device_coder import DeviceCoder, OnDevice, copy_all
+from atoll.fragments.segments import FragmentShape
 from atoll.model.parameter_views import ParameterViews
 from atoll.ranks.division import Division, Grid, Moves
 from atoll.ranks.rank_group import RankGroup
@@ -54,6 +55,9 @@ class DeviceValues:
                 return self.coder.queued(routes.owned.placed(buffer), given, buffer)
 
         return arrived
+
+    def located(self, number: int, shape: FragmentShape) -> None:
+        """Returns None, because the values change on the device while the coder waits for it."""
 
     def whole(self, number: int, anchor: F32) -> OnDevice:  # noqa: ARG002 - see Values
         return self.coder.whole(anchor)

@@ -17,7 +17,7 @@ from torch import nn
 
 from atoll.boundary.host_memory import HostMemory
 from atoll.fragments import in_place, segments
-from atoll.fragments.in_place import CodedSum
+from atoll.fragments.in_place import CodedSum, Located
 from atoll.fragments.segments import I64, Coder, FragmentShape
 from atoll.ranks.division import Division, Moves
 from atoll.ranks.rank_group import RankGroup
@@ -46,6 +46,11 @@ class HostValues:
         segments.gather(routes.given.starts(self._memory.read(number)), routes.given.rows, given)
         received = self._ranks.exchange(given, routes.division.given.counts, routes.division.owned.counts)
         return lambda: _placed(received(), routes.division.owned, routes.division.run.length)
+
+    def located(self, number: int, shape: FragmentShape) -> Located | None:
+        if self._ranks.size > 1:
+            return None
+        return Located(self._routes[number].segments(shape, self._memory.read(number)))
 
     def whole(self, number: int, anchor: F32) -> F32:  # noqa: ARG002 - see Values
         """Returns the anchor itself."""

@@ -3,7 +3,8 @@
 Only the training thread uses this module. To take a pseudo-gradient, it copies this rank's parameters and sends them to
 the owners of the frames. A worker thread encodes the pseudo-gradient later. To adopt an anchor, the owners send changes
 to the ranks that hold the parameters, and these ranks add the changes. A single-process learner sends nothing, because
-it holds all parameters and owns all frames.
+it holds all parameters and owns all frames. In host memory, it also copies nothing: encoding takes less time than a
+copy.
 
 The values are in host memory, or on the device of the parameters if a coder for that device is given.
 """
@@ -23,6 +24,7 @@ from atoll.boundary.device_values import DeviceValues
 from atoll.boundary.host_values import HostValues
 from atoll.device.device_coder import DeviceCoder
 from atoll.fragments.adoption import Fate, PreparedAnchor, PseudoGradient, Track
+from atoll.fragments.in_place import Located
 from atoll.fragments.segments import Coder, FragmentShape
 from atoll.ranks.division import Division
 from atoll.ranks.rank_group import ALONE, RankGroup
@@ -37,6 +39,9 @@ class Values(Protocol):
 
     def read(self, number: int) -> Callable[[], Any]:
         """Begins to collect the values of a run that this rank owns. Returns a function that waits for the result."""
+
+    def located(self, number: int, shape: FragmentShape) -> Located | None:
+        """Returns where the values are, if the coder can encode them there, and otherwise None."""
 
     def whole(self, number: int, anchor: F32) -> Any:  # noqa: ANN401 - see Coder
         """Returns an anchor, float32 (run.length,), in the same form as the result of `read`."""
@@ -94,9 +99,14 @@ class LocalParameters:
 
     def take(self, number: int, tokens: int, steps: int) -> PseudoGradient:
         """Takes a fragment's pseudo-gradient. tokens, steps: the learner's counters."""
-        apart = self._apart.get(number)
-        values = self._values.read(number) if apart is None else lambda: apart
-        return self.tracks[number].take(values, tokens, steps, self._values.coder)
+        track, apart, coder = self.tracks[number], self._apart.get(number), self._values.coder
+        if apart is not None:
+            return track.take(lambda: apart, tokens, steps, coder)
+        if (located := self._values.located(number, track.shape)) is None:
+            return track.take(self._values.read(number), tokens, steps, coder)
+        taken = track.take(lambda: located, tokens, steps, coder)
+        taken.encode()
+        return taken
 
     def begin(self, newer: PreparedAnchor) -> None:
         """Begins an adoption. Idempotent. Until `finish`, `take` uses the older anchor."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll_wire.codec.block_kernels import F32
+from atoll_wire.codec.frame_codec import CodecError
 
 from atoll.fragments import segments
 from atoll.fragments.segments import Coded, Coder, FragmentShape
@@ -88,7 +89,8 @@ class PseudoGradient:
     """A pseudo-gradient with its tokens, steps and base version.
 
     number: number of the contribution, which `Track.takes` counts. restores: see Track.
-    The first read of `coded` encodes the values. A worker thread does this while the model trains.
+    The first read of `coded` encodes the values, unless `encode` did it. A worker thread reads it while the model
+    trains.
     """
 
     def __init__(self, track: Track, values: Callable[[], Any], tokens: int, steps: int, coder: Coder) -> None:
@@ -103,6 +105,14 @@ class PseudoGradient:
         self._coder = coder
         self._work: tuple[F32, Callable[[], Any]] | None = (track.anchor, values)
         self._coded: Coded | None = None
+        self._error: CodecError | None = None
+
+    def encode(self) -> None:
+        """Encodes the values now, because they may change later. `coded` raises the error, if there is one."""
+        try:
+            _ = self.coded
+        except CodecError as error:
+            self._error, self._work = error, None
 
     @property
     def is_coded(self) -> bool:
@@ -115,6 +125,8 @@ class PseudoGradient:
         if self._work is not None:
             anchor, values = self._work
             self._coded, self._work = self._coder.code(anchor, values(), self._shape), None
+        if self._error is not None:
+            raise self._error
         assert self._coded is not None, "coded above"
         return self._coded
 

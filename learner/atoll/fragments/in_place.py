@@ -1,7 +1,7 @@
 """PURE: the coder of a learner with a single process, whose parameters are in host memory.
 
-An adoption decodes into the parameters themselves. With several ranks, `segments` is the coder: its changes are
-vectors, because the owner of the frames sends them to the other ranks.
+It encodes from the parameters themselves, and an adoption decodes into them. With several ranks, `segments` is the
+coder: its values are vectors, because the ranks send them to each other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from atoll_wire.codec.block_kernels import F32
 from atoll.fragments import segments
 from atoll.fragments.segments import I64, Coded, FragmentShape
 
-ahead, code = segments.ahead, segments.code
+ahead = segments.ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,20 @@ class CodedSum:
         out = np.zeros(self.shape.length, np.float32)
         self.add_to(out.ctypes.data + 4 * self.shape.rows[:, 0])
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Values in the memory of the parameters. starts: int64 (segments,), address of each segment's first float32."""
+
+    starts: I64
+
+
+def code(anchor: F32, values: F32 | Located, shape: FragmentShape) -> Coded:
+    """Encodes `anchor - values`. Raises CodecError if a value is not finite. See `segments.code`."""
+    if isinstance(values, Located):
+        return segments.code_in_place(anchor, values.starts, shape)
+    return segments.code(anchor, values, shape)
 
 
 def change(old: F32, new: F32, update: Coded | None, q: Coded | None, shape: FragmentShape) -> F32 | CodedSum:

@@ -123,8 +123,13 @@ def ahead(anchor: F32, shape: FragmentShape) -> None:
 
 def code(anchor: F32, values: F32, shape: FragmentShape) -> Coded:
     """Encodes `anchor - values`, both float32 (shape.length,). Raises CodecError if a value is not finite."""
+    return code_in_place(anchor, values.ctypes.data + 4 * shape.rows[:, 0], shape)
+
+
+def code_in_place(anchor: F32, starts: I64, shape: FragmentShape) -> Coded:
+    """Does the same as `code` for values anywhere in memory. starts: as in `add_coded`."""
     coded = Coded.empty(shape)
-    if not _code(anchor, values, shape.rows, shape.levels, coded.starts):
+    if not _code(anchor, starts, shape.rows, shape.levels, coded.starts):
         raise CodecError("a value is not finite")
     return coded
 
@@ -168,7 +173,7 @@ def add(values: F32, starts: I64, rows: I64) -> None:
 
 
 @kernel
-def _code(anchor: F32, values: F32, rows: I64, levels: int, frames: I64) -> bool:
+def _code(anchor: F32, starts: I64, rows: I64, levels: int, frames: I64) -> bool:
     block = np.empty(BLOCK, np.float32)
     for row in range(len(rows)):
         at = rows[row, 0]
@@ -176,15 +181,14 @@ def _code(anchor: F32, values: F32, rows: I64, levels: int, frames: I64) -> bool
         frame = frames[rows[row, 2]]
         code_at = frame + rows[row, 3]
         scales = scales_at(frame + rows[row, 4], (length + BLOCK - 1) // BLOCK)
+        given, local = anchor[at : at + length], floats_at(starts[row], length)
         for start in range(0, length, BLOCK):
             n = min(BLOCK, length - start)
-            fetch_ahead(anchor, at + start)
-            fetch_ahead(values, at + start)
-            part = block[:n]
-            given = anchor[at + start : at + start + n]
-            mine = values[at + start : at + start + n]
+            fetch_ahead(given, start)
+            fetch_ahead(local, start)
+            part, base, mine = block[:n], given[start : start + n], local[start : start + n]
             for i in range(n):
-                part[i] = given[i] - mine[i]
+                part[i] = base[i] - mine[i]
             if levels == 0:
                 floats_at(code_at, n)[:] = part
                 for i in range(n):

@@ -39,6 +39,7 @@ async def upload(
     sent: function called with the number of each frame that was passed to gRPC. known: whether the core should already
     have all frames. Raises AioRpcError and LinkLost.
     """
+    link.look()
     # This wait may be long. The offer is sent afterwards, so that the core reserves no space during the wait.
     carrier = None if known else await link.up.take()
     header = head()

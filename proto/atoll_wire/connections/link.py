@@ -13,7 +13,7 @@ import grpc.aio
 
 from atoll_wire.connections.connection_pool import ConnectionPool
 from atoll_wire.connections.link_speed import LinkSpeed, port_of
-from atoll_wire.connections.parallel_connections import ParallelConnections
+from atoll_wire.connections.parallel_connections import FAR_S, ParallelConnections
 from atoll_wire.messages.frame_messages import FrameStub
 from atoll_wire.messages.message_parts import REPLY_BYTES
 from atoll_wire.process.clock import Clock
@@ -160,8 +160,14 @@ class Link:
 
     def answered(self, after_s: float) -> None:
         """Records a response time. after_s: seconds until an answer that did not wait behind a frame."""
-        self.up.answered(after_s)
-        self.down.answered(after_s)
+        self.up.answered(after_s, self.speed.round_trip_s)
+        self.down.answered(after_s, self.speed.round_trip_s)
+
+    def look(self) -> None:
+        """Records the kernel's round trip if it is long, which opens more connections for the first upload."""
+        round_trip_s = self.speed.round_trip_s
+        if round_trip_s is not None and round_trip_s >= FAR_S:
+            self.answered(round_trip_s)
 
     @property
     def fast(self) -> bool:

@@ -1,6 +1,6 @@
 """Decides whether a link is faster than the compressor.
 
-The rate of the link is the kernel's: Linux measures at which rate each TCP connection delivers bytes. Times that this
+The rate and the round trip of the link are the kernel's: Linux measures them for each TCP connection. Times that this
 process measures itself would say little, because on a fast link they consist of waits for a CPU.
 """
 
@@ -12,29 +12,38 @@ import socket
 import struct
 from collections.abc import Callable, Sequence, Sized
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from atoll_wire.process.clock import Clock
 
 SAVED = 75e6  # bytes/s that zstd saves of int4 codes on busy CPUs, until it was measured
 NEWEST = 0.25  # weight of the newest measurement
 LOOK_S = 2.0  # seconds for which a rate of the link is used
-DELIVERY_RATE = struct.Struct("<160xQ")  # tcpi_delivery_rate in Linux's struct tcp_info, bytes/s
+# Linux's struct tcp_info: tcpi_last_ack_recv (milliseconds), tcpi_rtt (microseconds), tcpi_delivery_rate (bytes/s)
+TCP_INFO = struct.Struct("<56xI8xI88xQ")
+ACTIVE_S = 10.0  # the round trip of a connection counts if it received an acknowledgement within this many seconds
 
 
 Content = TypeVar("Content", bound=Sized)
 
 
+class Measured(NamedTuple):
+    """The kernel's measurements of a link. rate: bytes/s; 0 if unknown. round_trip_s: seconds; None if unknown."""
+
+    rate: float = 0.0
+    round_trip_s: float | None = None
+
+
 class LinkSpeed:
     """The rates of one link and of the compressor. port: the TCP port of the other side, or None for other sockets."""
 
-    def __init__(self, port: int | None, clock: Clock, measure: Callable[[int], float] | None = None) -> None:
-        """measure: returns the rate of the connections to a port in bytes/s, 0 if unknown (default: the kernel's)."""
+    def __init__(self, port: int | None, clock: Clock, measure: Callable[[int], Measured] | None = None) -> None:
+        """measure: returns the measurements of the connections to a port (default: the kernel's)."""
         self._port = port
         self._clock = clock
-        self._measure = measure or delivery_rate
+        self._measure = measure or measured
         self._saved_per_s = SAVED
-        self._rate = 0.0
+        self._newest = Measured()
         self._looked_at: float | None = None
 
     def compressed(self, contents: Sequence[Content], compress: Callable[[Content], bytes]) -> list[bytes]:
@@ -50,10 +59,18 @@ class LinkSpeed:
     @property
     def exceeds_compressor(self) -> bool:
         """Whether the link carries more bytes per second than the compressor saves."""
+        return self._look().rate > self._saved_per_s
+
+    @property
+    def round_trip_s(self) -> float | None:
+        """The round trip of the TCP connections in seconds, which may end at a proxy. None if it is unknown."""
+        return self._look().round_trip_s
+
+    def _look(self) -> Measured:
         now = self._clock.monotonic()
         if self._port is not None and (self._looked_at is None or now - self._looked_at > LOOK_S):
-            self._looked_at, self._rate = now, self._measure(self._port)
-        return self._rate > self._saved_per_s
+            self._looked_at, self._newest = now, self._measure(self._port)
+        return self._newest
 
 
 def port_of(address: str) -> int | None:
@@ -62,29 +79,34 @@ def port_of(address: str) -> int | None:
     return int(port) if port.isdigit() and not address.startswith("unix:") else None
 
 
-def delivery_rate(port: int) -> float:
-    """Returns the highest rate at which this process's TCP connections to a port delivered bytes, in bytes/s.
+def measured(port: int) -> Measured:
+    """Returns the highest rate and the shortest round trip of this process's TCP connections to a port.
 
-    Returns 0 if there are none, and on other systems than Linux.
+    Both are unknown if there are none, and on other systems than Linux.
 
-    Example: `delivery_rate(7070) > 75e6`
+    Example: `measured(7070).rate > 75e6`
     """
-    rates = [0]
+    found = list[Measured]()
     with contextlib.suppress(FileNotFoundError):  # not on Linux
         for descriptor in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(OSError):  # not a connection to this port, or closed in the meantime
-                rates.append(_rate_of(descriptor, port))
-    return float(max(rates))
+                if (told := _measured(descriptor, port)) is not None:
+                    found.append(told)
+    round_trips = (each.round_trip_s for each in found if each.round_trip_s is not None)
+    return Measured(max((each.rate for each in found), default=0.0), min(round_trips, default=None))
 
 
-def _rate_of(descriptor: Path, port: int) -> int:
-    """Returns the kernel's newest measurement for a TCP connection to a port. Raises OSError for anything else."""
+def _measured(descriptor: Path, port: int) -> Measured | None:
+    """Returns the kernel's newest measurements of a TCP connection to a port, or None for another descriptor.
+
+    Raises OSError for other sockets.
+    """
     if not str(descriptor.readlink()).startswith("socket:"):
-        return 0
+        return None
     copy = os.dup(int(descriptor.name))  # closing a copy closes no connection
     with socket.socket(fileno=copy) as connection:
         if connection.family not in {socket.AF_INET, socket.AF_INET6} or connection.getpeername()[1] != port:
-            return 0
-        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, DELIVERY_RATE.size)
-    [rate] = DELIVERY_RATE.unpack(told)
-    return int(rate)
+            return None
+        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO.size)
+    heard_ms, round_trip_us, rate = TCP_INFO.unpack(told)
+    return Measured(float(rate), round_trip_us / 1e6 if round_trip_us and heard_ms < 1e3 * ACTIVE_S else None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -22,7 +23,9 @@ MIN_CONNECTIONS = 1
 FAR_CONNECTIONS = 8  # initial number of connections if round trips are long; more are tried later
 MAX_CONNECTIONS = 32
 SLOTS = 2  # concurrent calls per connection: one call sends frames while the other waits for its answer
-FAR_S, ANSWERS = 0.01, 8  # a link is long if each of the last ANSWERS round trips took at least FAR_S seconds
+FAR_S = 0.01  # a link is long if all the newest round trips took at least this many seconds
+FEWEST, NEWEST = 8, 32  # number of round trips for this, and if the kernel measured a shorter one
+STEADY_S = 4.0  # FEWEST are enough in any case if they took this many seconds, longer than processes are busy
 WINDOW_S, WINDOW_ARRIVALS = 2.0, 6  # a rate needs at least this many seconds of transfer and this many arrivals
 HURT = 0.95  # the number of connections is halved if the rate falls below this fraction of the rate with half as many
 REST_S = 30.0  # seconds before more connections are tried again
@@ -35,7 +38,9 @@ class ConnectionCount:
     """PURE: chooses the number of connections from the round trip and measured rates."""
 
     def __init__(self) -> None:
-        self._answers_s: deque[float] = deque(maxlen=ANSWERS)  # only the newest, because a route may change
+        self._answers_s: deque[float] = deque(maxlen=NEWEST)  # only the newest, because a route may change
+        self._enough = FEWEST
+        self._short_at = -math.inf  # when the newest short round trip was measured
         self.idle()
 
     def idle(self) -> None:
@@ -48,12 +53,20 @@ class ConnectionCount:
         self._changed = self._leapt = False  # changed: the count changed while some frames were in flight
         self._rested_at = 0.0
 
-    def answered(self, after_s: float) -> None:
+    def answered(self, after_s: float, now: float, kernel_s: float | None = None) -> None:
         """Records a response time. The shortest response time is the round trip.
 
-        after_s: seconds until an answer that did not wait behind a frame.
+        after_s: seconds until an answer that did not wait behind a frame. now: monotonic seconds. kernel_s: the
+        kernel's round trip in seconds, or None if it is unknown. If only the kernel's is short, the processes are busy,
+        a proxy is near, or the route has changed.
         """
         self._answers_s.append(after_s)
+        if after_s < FAR_S or len(self._answers_s) == 1:
+            self._short_at = now
+        if kernel_s is not None and kernel_s >= FAR_S:
+            self._enough = 1
+        else:
+            self._enough = NEWEST if kernel_s is not None and now - self._short_at < STEADY_S else FEWEST
         if after_s < FAR_S and self.lanes > MIN_CONNECTIONS:
             self.idle()  # earlier round trips seemed long only because the two processes were busy
         elif self.far and not self._leapt:
@@ -69,7 +82,8 @@ class ConnectionCount:
     @property
     def far(self) -> bool:
         """Whether round trips are so long that TCP windows limit the rate."""
-        return len(self._answers_s) == ANSWERS and min(self._answers_s) >= FAR_S
+        newest = list(self._answers_s)[-self._enough :]
+        return len(newest) == self._enough and min(newest) >= FAR_S
 
     def arrived(self, size_bytes: int, busy_s: float, now: float) -> None:
         """Records that frames arrived over one of the connections.
@@ -190,9 +204,9 @@ class ParallelConnections:
         else:
             self._turns.release()
 
-    def answered(self, after_s: float) -> None:
+    def answered(self, after_s: float, kernel_s: float | None = None) -> None:
         """Records a response time. See `ConnectionCount.answered`."""
-        self._width.answered(after_s)
+        self._width.answered(after_s, self._clock.monotonic(), kernel_s)
         self._widen()
 
     @property

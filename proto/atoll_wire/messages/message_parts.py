@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
 
-PART_BYTES = 264 << 10  # one piece holds a frame in int4, the default codec
+PART_BYTES = 528 << 10  # one piece holds two frames in int4, the default codec
 MESSAGE_BYTES = PART_BYTES + (8 << 10)  # the largest message that a server accepts by default
 REPLY_BYTES = 16 << 20  # the largest reply, in one or more pieces: a float32 frame takes 2 MiB
 PART, MORE = 0x72, b"\x78\x01"  # field 14, bytes; field 15, true

@@ -49,7 +49,7 @@ class SnapshotWriter:
     def begin(self) -> None:
         """Creates the file and writes its header."""
         self._disk.make_directory(self.path.parent)
-        self._file = self._disk.create(self._part)
+        self._file = self._disk.create_large(self._part)
         tensors = [(f"{part}.{f.index}", "F32", (f.length,)) for f in self._fragments for part in PARTS]
         self.size_bytes = write_header(self._file, tensors)
         crash_points.point("snapshot.begun")

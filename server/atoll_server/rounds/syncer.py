@@ -35,6 +35,7 @@ from atoll_server.rounds.syncer_events import Cause
 from atoll_server.settings import RunSettings
 
 CATCHING_UP = 2.0  # missed rounds open at this multiple of the normal pace
+LOOK_S = 0.05  # longest time without a decision about all fragments, while events of single fragments arrive
 
 
 class Syncer:
@@ -75,14 +76,27 @@ class Syncer:
 
     def on(self, event: ev.SyncerEvent, now: float) -> list[ev.Effect]:
         """Applies one event. Returns the effects in the order in which the shard must carry them out."""
-        effects: list[ev.Effect] = []
+        effects = self._apply(event, now)
+        if effects is None:
+            return []
+        present, fragment = self.present(now), ev.concerned(event)
+        if fragment is not None and now < self.looked_at + LOOK_S:
+            effects += self._close_if_possible(fragment, present)
+            if not any(isinstance(effect, ev.Lapse) for effect in effects):  # otherwise, another round may open
+                return effects
+        self.looked_at = now
+        return effects + self._close_what_can(present) + self._open_what_is_due(present)
+
+    def _apply(self, event: ev.SyncerEvent, now: float) -> list[ev.Effect] | None:
+        """Changes the state. Returns None if no round can open or close because of the event."""
+        effects: list[ev.Effect] | None = []
         match event:
             case ev.Joined():
                 self._joined(event, now)
             case ev.Reported():
                 self.liveness[event.learner].hear(event.steps, event.paused, now)
                 if now < self.looked_at + look_after_s(len(self.liveness)):
-                    return effects
+                    effects = None
             case ev.Declined():
                 self.fragments[event.fragment].decline(event.learner, event.cycle, event.reason)
             case ev.Contributed():
@@ -93,12 +107,8 @@ class Syncer:
                 assert event.version == rounds.version + 1, "a merge moves a fragment by exactly one version"
                 rounds.version, rounds.phase = event.version, Phase.IDLE
             case ev.Adopted():
-                rounds = self.fragments[event.fragment]
-                if rounds.closed_at and event.version == rounds.version and event.learner in rounds.adopters:
-                    rounds.adopters.discard(event.learner)
-                    awake_since = self.liveness[event.learner].awake_since(rounds.closed_at)
-                    self.sync_s = smoothed(self.sync_s, now - awake_since)
-                return []  # adoptions may be frequent, and no round depends on them
+                self._adopted(event, now)
+                effects = None  # adoptions may be frequent, and no round depends on them
             case ev.Left():
                 effects = self._gone(event)
             case ev.Paused():
@@ -107,8 +117,14 @@ class Syncer:
                 pass
             case _:
                 assert_never(event)
-        present, self.looked_at = self.present(now), now
-        return effects + self._close_what_can(present) + self._open_what_is_due(present)
+        return effects
+
+    def _adopted(self, event: ev.Adopted, now: float) -> None:
+        rounds = self.fragments[event.fragment]
+        if rounds.closed_at and event.version == rounds.version and event.learner in rounds.adopters:
+            rounds.adopters.discard(event.learner)
+            awake_since = self.liveness[event.learner].awake_since(rounds.closed_at)
+            self.sync_s = smoothed(self.sync_s, now - awake_since)
 
     def uploading(self, learner: str, fragment: int, now: float) -> None:
         """Postpones the deadline of the fragment's round when a frame arrives. Frames are too frequent to be events."""
@@ -159,23 +175,25 @@ class Syncer:
     # ------------------------------------------------------------------------------ closing
 
     def _close_what_can(self, present: LiveLearners) -> list[ev.Effect]:
-        effects: list[ev.Effect] = []
-        for index, rounds in self.fragments.items():
-            if rounds.phase is Phase.IDLE and rounds.pending and not present.anybody_expected:
-                effects.append(self._open(index, present.now))
-            elif rounds.phase is Phase.IDLE and rounds.pending and self._merges_late(rounds, present):
-                rounds.cycle += 1  # a separate cycle, to which no learner is asked to contribute
-                effects += self._close(
-                    index, CloseNow(Cause.LATE, "late contributions are merged without a round"), present
-                )
-            if rounds.phase is Phase.OPEN:
-                if rounds.quorum_at is None and len(rounds.fresh()) >= self.quorum(present):
-                    rounds.quorum_at = present.now
-                    began_at = max(self.liveness[name].awake_since(rounds.opened_at) for name in rounds.fresh())
-                    self.quorum_s = smoothed(self.quorum_s, present.now - began_at)
-                decision = self.decide(index, present)
-                if isinstance(decision, CloseNow):
-                    effects += self._close(index, decision, present)
+        return [effect for index in self.fragments for effect in self._close_if_possible(index, present)]
+
+    def _close_if_possible(self, index: int, present: LiveLearners) -> list[ev.Effect]:
+        rounds, effects = self.fragments[index], list[ev.Effect]()
+        if rounds.phase is Phase.IDLE and rounds.pending and not present.anybody_expected:
+            effects.append(self._open(index, present.now))
+        elif rounds.phase is Phase.IDLE and rounds.pending and self._merges_late(rounds, present):
+            rounds.cycle += 1  # a separate cycle, to which no learner is asked to contribute
+            effects += self._close(
+                index, CloseNow(Cause.LATE, "late contributions are merged without a round"), present
+            )
+        if rounds.phase is Phase.OPEN:
+            if rounds.quorum_at is None and len(fresh := rounds.fresh()) >= self.quorum(present):
+                rounds.quorum_at = present.now
+                began_at = max(self.liveness[name].awake_since(rounds.opened_at) for name in fresh)
+                self.quorum_s = smoothed(self.quorum_s, present.now - began_at)
+            decision = self.decide(index, present)
+            if isinstance(decision, CloseNow):
+                effects += self._close(index, decision, present)
         return effects
 
     def _merges_late(self, rounds: RoundState, present: LiveLearners) -> bool:
@@ -306,17 +324,24 @@ class Syncer:
 
         Returns None if nothing can change before the next event.
         """
-        times: list[float] = []
         present = self.present(now)
-        for index, rounds in self.fragments.items():
-            if rounds.phase is Phase.OPEN:
-                decision = self.decide(index, present)
-                times.append(decision.until if isinstance(decision, StayOpen) else now)
+        times = [time for index in self.fragments if (time := self._next_look_at(index, present)) is not None]
         next_at = self._next_open_at(present)
         if next_at is not None and self._in_flight() < self.most_in_flight():
             times.append(next_at)
-        if any(rounds.pending for rounds in self.fragments.values()):
-            times.append(now + 1.0)  # if no learner is expected by then, pending contributions are merged
+        return min(times, default=None)
+
+    def next_wake_for(self, fragment: int, now: float) -> float | None:
+        """Does the same as `next_wake` for a single fragment, and ignores the next opening."""
+        return self._next_look_at(fragment, self.present(now))
+
+    def _next_look_at(self, fragment: int, present: LiveLearners) -> float | None:
+        rounds, times = self.fragments[fragment], list[float]()
+        if rounds.phase is Phase.OPEN:
+            decision = self.decide(fragment, present)
+            times.append(decision.until if isinstance(decision, StayOpen) else present.now)
+        if rounds.pending:
+            times.append(present.now + 1.0)  # if no learner is expected by then, pending contributions are merged
         return min(times, default=None)
 
     def why(self, fragment: int, now: float) -> str:

@@ -106,6 +106,18 @@ class Ticked:
 
 SyncerEvent = Joined | Reported | Declined | Contributed | Merged | Adopted | Left | Paused | Ticked
 
+
+def concerned(event: SyncerEvent) -> int | None:
+    """Returns the only fragment whose round may close because of an event, or None if several may."""
+    match event:
+        case Declined():
+            return event.fragment
+        case Contributed():
+            return event.key.fragment
+        case _:
+            return None
+
+
 # ------------------------------------------------------------------------------------------------- effects
 
 

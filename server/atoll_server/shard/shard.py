@@ -88,6 +88,7 @@ class Shard:
         self.contributions = Contributions(context.number, self.fragments, self.layout.parameters, context.registry)
         self.snapshots = Snapshotter(context, self.fragments, self.spool, self.work, restored, damaged=damaged)
         self._wake: asyncio.TimerHandle | None = None
+        self._wake_at: float | None = None
         self._stopping = False
 
     def start(self) -> None:
@@ -124,15 +125,20 @@ class Shard:
                 case _:
                     assert_never(effect)
         if self.syncer.looked_at == now:
-            self._arm()
+            self._arm(self.syncer.next_wake(now))
+        elif (concerned := ev.concerned(event)) is not None:
+            at = self.syncer.next_wake_for(concerned, now)
+            if at is not None and (self._wake_at is None or at < self._wake_at):
+                self._arm(at)
 
-    def _arm(self) -> None:
+    def _arm(self, at: float | None) -> None:
+        """Sets the time of the next Ticked event, in monotonic seconds. None: there is none."""
         if self._wake is not None:
             self._wake.cancel()
-        now = self.context.clock.monotonic()
-        at = None if self._stopping else self.syncer.next_wake(now)
-        if at is not None:
-            self._wake = asyncio.get_running_loop().call_later(max(0.001, at - now), self.dispatch, ev.Ticked())
+        self._wake_at = None if self._stopping else at
+        if self._wake_at is not None:
+            after_s = max(0.001, self._wake_at - self.context.clock.monotonic())
+            self._wake = asyncio.get_running_loop().call_later(after_s, self.dispatch, ev.Ticked())
 
     def _record(self, entry: entries.Entry) -> None:
         self._journal.record(entry, self.context.clock.monotonic())

@@ -19,6 +19,8 @@ from atoll_wire.process.durable import sync_folder
 from atoll_wire.process.file_lock import locked
 from numpy.typing import NDArray
 
+from atoll_server.storage.direct_file import DirectFile
+
 # Errors if the file system has no hard links, a file has too many, or the paths are on different file systems
 NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
@@ -72,6 +74,10 @@ class Disk:
     def create(self, path: Path) -> WritableFile:
         """Creates an empty file. Replaces an existing file."""
         return _Written(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o640))
+
+    def create_large(self, path: Path) -> WritableFile:
+        """Does the same as `create` for a file that is not read soon. Nothing may be written after `sync`."""
+        return DirectFile.create(path) or self.create(path)
 
     def open(self, path: Path) -> ReadableFile:
         """Opens a file for reading. Raises OSError if the file cannot be opened."""

@@ -1,4 +1,4 @@
-"""A learner's training throughput with syncs vs. without: python -m benchmarks.data_plane.throughput.
+"""A learner's training throughput with syncs vs. without: python -m benchmarks.training_loop.throughput.
 
 The learner uses one CPU for training and for Atoll's background work. The core uses the other CPU. Phases with one sync
 of every fragment alternate with phases in which the same loop trains in a `pause`. Both therefore see the same machine
@@ -54,7 +54,7 @@ def measure() -> Throughput:
         address = group.serving(core)
         for task in Path(f"/proc/{core.process.pid}/task").iterdir():
             os.sched_setaffinity(int(task.name), {1})
-        words = [sys.executable, "-m", "benchmarks.data_plane.throughput", address]
+        words = [sys.executable, "-m", "benchmarks.training_loop.throughput", address]
         told = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
         group.stop(core)
     return Throughput(**json.loads(told.stdout.splitlines()[-1]))

@@ -1,0 +1,70 @@
+"""Writes large files past the page cache, whose memory and copies would cost more than the writes themselves."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+
+BUFFER_BYTES = 4 << 20  # bytes of one write
+BLOCK_BYTES = 4096  # a direct write begins and ends at a multiple of this
+NOT_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP}  # errors of file systems without direct writes
+
+
+class DirectFile:
+    """A file open for appending, see `disk.WritableFile`. `sync` writes the last bytes, so no `write` may follow it."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._buffer = np.frombuffer(mmap.mmap(-1, BUFFER_BYTES), np.uint8)  # page-aligned
+        self._filled = 0
+        self._size = 0
+
+    @classmethod
+    def create(cls, path: Path) -> DirectFile | None:
+        """Creates an empty file. Replaces an existing file. Returns None if the system has no direct writes."""
+        if not hasattr(os, "O_DIRECT"):
+            return None  # macOS
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_DIRECT, 0o640)
+        except OSError as error:
+            if error.errno in NOT_DIRECT:
+                return None
+            raise
+        return cls(path, descriptor)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Appends all of the data. Raises OSError if the write fails."""
+        given = np.frombuffer(data, np.uint8)
+        self._size += len(given)
+        while len(given):
+            count = min(len(given), BUFFER_BYTES - self._filled)
+            np.copyto(self._buffer[self._filled : self._filled + count], given[:count])
+            self._filled, given = self._filled + count, given[count:]
+            if self._filled == BUFFER_BYTES:
+                self._flush()
+
+    def sync(self) -> None:
+        """Makes the data durable."""
+        if self._filled:
+            self._buffer[self._filled :] = 0
+            self._filled = -(-self._filled // BLOCK_BYTES) * BLOCK_BYTES
+            self._flush()
+            os.truncate(self._path, self._size)
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Closes the file. Without `sync`, its last bytes are lost. Repeated calls are allowed."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _flush(self) -> None:
+        view = self._buffer[: self._filled].data
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+        self._filled = 0
