@@ -28,6 +28,8 @@ async def hand_over(world: World, rng: random.Random) -> None:
     world.checks.note(f"all learners leave, and {heir} starts again")
     world.islands[heir].process.kill()
     world.start_island(heir)
+    known = world.core
+    farewells = [] if known is None else [n for n, entry in known.run.registry.entries.items() if entry.session]
     for island in leaving:
         world.leave(island, drains=True)
     began, feed = world.loop.now, world.islands[heir].feed
@@ -38,11 +40,12 @@ async def hand_over(world: World, rng: random.Random) -> None:
         if any(island.process.alive for island in leaving):
             return False
         entries = [] if core is None else [core.run.registry.entries[island.name] for island in leaving]
-        if any(entry.session for entry in entries):
-            world.counts["departures undone by a delayed Join"] += 1
+        back = [entry.name for entry in entries if not entry.session and entry.account.left_at is None]
+        if core is known and (undone := [name for name in back if name in farewells]):
+            raise Violation(6, f"{undone} left, and count as present again without a Join")
+        if back or any(entry.session for entry in entries):
+            world.counts["departures that the core does not know"] += 1
             return True  # only the limit on silence returns the units of a process that may be alive
-        if back := [entry.name for entry in entries if entry.account.left_at is None]:
-            raise Violation(6, f"{back} left, and count as present again without a Join")
         if world.loop.now > began + WITHIN_S:
             raise Violation(8, f"{heir} did not finish the dataset: {datasets}")
         return feed is None or {each.consumed == each.declared.positions for each in datasets} == {True}
