@@ -97,7 +97,7 @@ def test_a_shown_default_can_be_given_as_a_value():
             "core --dir x --total-tokens 5GiB",
             "not a count: give a number, or K, M, B or T for a power of 1,000, such as 12B",
         ),
-        ("core --dir x --limit-message-bytes 1KiB", "input should be greater than or equal to 278528"),
+        ("core --dir x --limit-message-bytes 1KiB", "input should be greater than or equal to 548864"),
         ("core --dir x --quota-calls-per-s 0", "input should be greater than 0"),
         ("front --core x --cache 0", "input should be greater than or equal to 1048576"),
         ("dashboard --price-per-gb -1", "input should be greater than or equal to 0"),
