@@ -80,11 +80,12 @@ class Merging:
             merge.merge(self._fragment, state, self._given, [1.0], self._rule, state.theta_pub)
 
 
-def merge_in_shared_memory(name: str, begin: Any, done: Any) -> None:  # noqa: ANN401 - events
+def merge_in_shared_memory(name: str, ready: Any, begin: Any, done: Any) -> None:  # noqa: ANN401 - events
     """Merges in a process of its own, whose vectors are in shared memory."""
     merge.warm_up()
     memory = SharedMemory(name)
     merging = Merging(np.ndarray((3, PARAMETERS), np.float32, memory.buf))
+    ready.release()
     begin.wait()
     merging.run(MERGES)
     done.set()
@@ -104,8 +105,9 @@ def stream(address: str, frame: bytes) -> None:
         push(iter([frame] * (FRAMES // CONNECTIONS)), wait_for_ready=True)
 
 
-def client(address: str, size: int, begin: Any, done: Any) -> None:  # noqa: ANN401 - events
+def client(address: str, size: int, ready: Any, begin: Any, done: Any) -> None:  # noqa: ANN401 - events
     """Sends all frames over several connections."""
+    ready.release()
     begin.wait()
     senders = [threading.Thread(target=stream, args=(address, bytes(size))) for _ in range(CONNECTIONS)]
     for each in senders:
@@ -179,20 +181,21 @@ def used_s(*processes: Any) -> float:  # noqa: ANN401 - of multiprocessing
 def case(kind: str, numerics: str, size: int) -> dict[str, float]:
     """Runs one case. Returns the seconds, and the CPU seconds of the server with its numerics."""
     spawn = multiprocessing.get_context("spawn")
-    begin, sent, merged = spawn.Event(), spawn.Event(), spawn.Event()
+    ready, begin, sent, merged = spawn.Semaphore(0), spawn.Event(), spawn.Event(), spawn.Event()
     memory = SharedMemory(create=True, size=3 * 4 * PARAMETERS)
     vectors = np.ndarray((3, PARAMETERS), np.float32, memory.buf)
     vectors[:] = 0.0
     server: Aio | Threads = Aio() if kind == "asyncio" else Threads()
-    sender = spawn.Process(target=client, args=(f"127.0.0.1:{server.port}", size, begin, sent))
+    sender = spawn.Process(target=client, args=(f"127.0.0.1:{server.port}", size, ready, begin, sent))
     sender.start()
     others = []
     if numerics == "process":
-        others.append(spawn.Process(target=merge_in_shared_memory, args=(memory.name, begin, merged)))
+        others.append(spawn.Process(target=merge_in_shared_memory, args=(memory.name, ready, begin, merged)))
         others[0].start()
     pool = ThreadPoolExecutor(THREADS)
     halves = [Merging(vectors.copy()) for _ in range(THREADS)] if numerics == "threads" else []
-    time.sleep(4.0)  # until the other processes have started: they wait for `begin`
+    for _ in (sender, *others):
+        ready.acquire()
     before, began = used_s(*others), time.monotonic()
     begin.set()
     merging = [pool.submit(half.run, MERGES // THREADS) for half in halves]
