@@ -14,6 +14,7 @@ from typing import cast
 import numpy as np
 import torch
 from atoll.agent.thread import Agent
+from atoll.demo.processes import DemoError
 from atoll.fragments.adoption import Fate, PreparedAnchor
 from atoll.learner import Learner
 from atoll.model.parameters import Parameters
@@ -170,7 +171,7 @@ def main() -> None:
                 report.not_measured.append(
                     {"name": name, "reason": f"{error.cmd[0]} ended with status {error.returncode}"}
                 )
-            except SystemExit as error:  # the conditions for this part were not met
+            except (DemoError, SystemExit) as error:  # a process failed, or the conditions for this part were not met
                 report.not_measured.append({"name": name, "reason": str(error)})
     table = Table("what", "value", "limit", "unit", "context", "")
     for row in report.rows:

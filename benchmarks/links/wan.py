@@ -201,7 +201,7 @@ def _uploads(group: Children, place: Path, inside: Inside, link: Child, learners
     address = group.serving(core)
     fronts = []
     if learners > 1:
-        words = [*ATOLL, "front", "--listen", "127.0.0.1:0", "--core", address]
+        words = [*ATOLL, "front", "--listen", "127.0.0.1:0", "--core", address, "--insecure-plaintext"]
         fronts.append(group.start("front", inside.command(1, words), piped=True))
         address = group.serving(fronts[0])
     learner = [sys.executable, "-m", "benchmarks.data_plane.sync_learner"]

@@ -7,7 +7,7 @@ from enum import StrEnum
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.layout.layout import MergeKind, TensorSpec
 
-PROTOCOL = 2  # version of the wire protocol; a core refuses learners with a different version
+PROTOCOL = 3  # version of the wire protocol; a core refuses learners with a different version
 JOIN_S = 60.0  # timeout of Join: a core may have to read a whole model before it answers
 REPORT_S = 1.0  # longest time between two reports of a learner, in seconds
 HEARTBEAT_S = 1.0  # time between two reports of a front, in seconds

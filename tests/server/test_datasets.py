@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from atoll_server.data.accounts import EVICTED, REPLACED, Accounts, Changes
+import pytest
+from atoll_server.access.refusals import Refused
+from atoll_server.data.accounts import EVICTED, SILENT, Accounts, Changes
 from atoll_server.data.merged_units import MergedUnits
 from atoll_server.learners.goodput import TimeAccount
 from atoll_server.run.datasets import MAX_HELD, MAX_WANTED, Datasets
@@ -40,12 +42,11 @@ class Leasing:
         return asyncio.run(self.datasets.lease(process, request))
 
 
-def test_a_learner_that_begins_lease_after_lease_holds_a_limited_number_of_units():
-    leasing, replies = Leasing(), []
-    for each in range(MAX_HELD // MAX_WANTED + 3):
-        replies.append(leasing.ask("a", lease=each))
-        leasing.ask("a", lease=replies[-1].lease)  # otherwise, the next call gets this lease again
-    assert len({reply.lease for reply in replies}) == len(replies)
+def test_a_learner_holds_a_limited_number_of_units():
+    leasing, lease, replies = Leasing(), 0, []
+    for received in range(0, MAX_HELD + 3 * MAX_WANTED, MAX_WANTED):
+        replies.append(leasing.ask("a", lease=lease, received=min(received, MAX_HELD)))
+        lease = replies[-1].lease
     assert {len(reply.units) for reply in replies[:-3]} == {MAX_WANTED}
     assert [(len(reply.units), reply.state) for reply in replies[-3:]] == [(0, pb.LeaseUnitsReply.STATE_WAIT)] * 3
     assert sum(len(lease.units) for lease in leasing.accounts.leases.values()) == MAX_HELD
@@ -57,21 +58,37 @@ def test_a_lease_whose_reply_was_lost_is_sent_again():
     lost = leasing.ask("a", lease=7, wanted=3)  # the lease that the learner had before
     again = leasing.ask("a", lease=7, wanted=3)
     assert (again.lease, list(again.units)) == (lost.lease, list(lost.units))
-    leasing.ask("a", lease=lost.lease, received=3, wanted=3)
-    assert leasing.ask("a", wanted=3).lease != lost.lease, "another dataset object of this process begins a lease"
-    assert [lease.ended for lease in leasing.accounts.leases.values()] == [REPLACED, ""]
 
 
-def test_units_of_a_replaced_lease_that_were_trained_do_not_keep_others_waiting():
-    """Their work may arrive only when the learner leaves, and learners leave when all units are finished."""
+def test_an_old_call_that_arrives_late_does_not_end_the_lease_in_use():
+    """A network may deliver the first call again, long after the learner has used its reply."""
     leasing = Leasing()
-    (lease,) = [leasing.ask("a", wanted=2).lease]
-    mine, (dataset,) = leasing.accounts.leases[lease], leasing.accounts.datasets.values()
-    dataset.next = dataset.declared.positions
-    leasing.accounts.end(mine, REPLACED, Changes())
-    assert not leasing.accounts.all_finished(dataset)
-    mine.finished = 2
-    assert leasing.accounts.all_finished(dataset)
+    mine = leasing.ask("a", wanted=3)
+    assert list(leasing.ask("a", wanted=3).units) == list(mine.units)
+    next_units = leasing.ask("a", lease=mine.lease, received=3, finished=3, wanted=2).units
+    (lease,) = leasing.accounts.leases.values()
+    del lease.units[1]  # decided
+    with pytest.raises(Refused, match="contradicts earlier requests"):
+        leasing.ask("a", wanted=3)
+    assert leasing.ask("a", lease=mine.lease, received=3, wanted=2).units == next_units
+    assert [each.ended for each in leasing.accounts.leases.values()] == [""]
+
+
+def test_units_of_a_lost_lease_are_decided_again_only_after_new_merges():
+    """A learner that never comes back may hold many units, and the registrar looks at all leases each second."""
+    leasing = Leasing()
+    lease = leasing.accounts.leases[leasing.ask("a", wanted=4).lease]
+    (dataset,) = leasing.accounts.datasets.values()
+    leasing.accounts.end(lease, SILENT, Changes())
+    lease.overdue = True
+    leasing.accounts.decide(lease, Changes())
+    assert len(dataset.pool) == 4
+    leasing.accounts.merged_part = None  # may not be called
+    leasing.accounts.decide(lease, Changes())
+    del leasing.accounts.merged_part
+    lease.by_fragment[0] = MergedUnits(1, ((1, 1),))
+    leasing.accounts.decide(lease, changes := Changes())
+    assert (dataset.repeated, changes.units) == (8, {(lease.id, 1): None})
 
 
 def test_units_return_at_once_if_an_operator_ends_their_learner_and_later_merges_count():

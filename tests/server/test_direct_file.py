@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import mmap
 import os
 
 import numpy as np
@@ -54,10 +56,29 @@ def test_without_direct_writes_a_large_file_is_an_ordinary_one(tmp_path, monkeyp
     assert (tmp_path / "large").read_bytes() == b"content"
 
 
+def test_a_write_that_the_file_system_cannot_do_directly_goes_through_the_page_cache(tmp_path, monkeypatch):
+    """Some file systems need larger blocks than ours, and say so only at the write."""
+    refused, write = [], os.write
+
+    def picky(descriptor: int, data: memoryview) -> int:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT and len(data) % (2 * BLOCK_BYTES):
+            refused.append(len(data))
+            raise OSError(errno.EINVAL, "a direct write needs blocks of 8192 bytes")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(direct_file.os, "write", picky)
+    file, content = DISK.create_large(tmp_path / "large"), np.random.default_rng(0).bytes(BUFFER_BYTES + 5)
+    file.write(content)
+    file.sync()
+    file.close()
+    assert refused == [BLOCK_BYTES]
+    assert (tmp_path / "large").read_bytes() == content
+
+
 def test_an_error_of_the_disk_is_not_hidden(tmp_path):
     with pytest.raises(FileNotFoundError):
         DISK.create_large(tmp_path / "no folder" / "large")
-    full = DirectFile(tmp_path / "large", os.open("/dev/full", os.O_WRONLY))
+    full = DirectFile(os.open("/dev/full", os.O_WRONLY), mmap.mmap(-1, BUFFER_BYTES))
     with pytest.raises(OSError, match="No space left"):
         full.write(bytes(BUFFER_BYTES))
     full.close()

@@ -108,6 +108,14 @@ def test_a_report_does_not_undo_a_departure(core):
     assert not told
 
 
+def test_reports_count_while_learners_have_no_session_after_a_restart_of_the_registrar(core):
+    """A shard then ends all sessions, but no calls. Otherwise, all its learners would be silent until they rejoin."""
+    core, entry, told = core
+    core.registry.forget_sessions()
+    progress(core, Limits().tokens, entry, pb.Progress(declined=[declined(3)]))
+    assert answers(told) == [ev.Declined("a", 0, 3, "busy")]
+
+
 def test_others_are_compared_with_a_step_time_that_was_measured_for_half_a_second(core):
     """Seed 3800023840: after delayed reports, a learner seemed three times as fast as it was."""
     core, entry, _ = core

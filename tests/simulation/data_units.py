@@ -17,7 +17,7 @@ from atoll.data.leased_units import LeasedUnit, LeasedUnits
 from atoll.data.unit_log import UnitLog
 from atoll.errors import LearnerError
 from atoll.fragments.exchange import Submission
-from atoll_server.data.accounts import REPLACED, Outcome
+from atoll_server.data.accounts import Outcome
 from atoll_server.processes.core import Core
 from atoll_wire import outer_pb2 as pb
 
@@ -66,8 +66,6 @@ class DataTruth:
 
     def look(self, core: Core) -> None:
         """Checks that each unit is consumed, leased to one learner, or in the pool."""
-        if any(each.ended == REPLACED for each in core.run.data.leases.values()):
-            self.hands_over = False  # a repeated call did this; only the limit on silence returns such a lease's units
         for dataset in core.run.data.datasets.values():
             leases = [each for each in core.run.data.leases.values() if each.dataset == dataset.id]
             held = [unit.position for each in leases for unit in each.units.values() if unit.outcome is Outcome.LEASED]

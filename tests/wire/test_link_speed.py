@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import socket
+import termios
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -77,31 +80,44 @@ def test_a_near_link_that_became_long_is_noticed_after_a_few_seconds():
 
 
 @contextlib.contextmanager
-def connected(sent_bytes: int) -> Iterator[int]:
-    """Sends bytes over loopback. Yields the receiver's port while the connection is open."""
+def connected() -> Iterator[tuple[socket.socket, int]]:
+    """Opens a connection over loopback. Yields it and the port of the other side, which answers question marks."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
         def receive() -> None:
             with server.accept()[0] as theirs:
-                while theirs.recv(1 << 20):
-                    pass
+                while data := theirs.recv(1 << 20):
+                    if data == b"?":
+                        theirs.sendall(b"!")
 
         receiver = threading.Thread(target=receive)
         receiver.start()
         with socket.create_connection(("127.0.0.1", port)) as mine:
-            mine.sendall(bytes(sent_bytes))
-            yield port
+            yield mine, port
         receiver.join()
 
 
 def test_the_kernel_knows_the_rate_and_the_round_trip_of_loopback():
-    with connected(32 << 20) as port:
+    with connected() as (mine, port):
+        mine.sendall(bytes(32 << 20))
         assert measured(port).rate > SAVED
         assert measured(port).rate > SAVED, "the connection is still open after the first look"
         assert 0.0 < measured(port).round_trip_s < FAR_S
         assert measured(1) == Measured()
     assert measured(port) == Measured(), "the connection is closed"
+
+
+def test_delayed_acknowledgements_do_not_make_loopback_a_long_link():
+    """After a question and its answer, Linux delays an acknowledgement in the hope of another answer."""
+    with connected() as (mine, port):
+        for _ in range(20):
+            mine.sendall(b"?")
+            assert mine.recv(1) == b"!"
+            mine.sendall(b".")
+            while fcntl.ioctl(mine, termios.TIOCOUTQ, bytes(4)) != bytes(4):  # not acknowledged yet
+                time.sleep(0.001)
+        assert measured(port).round_trip_s < FAR_S
 
 
 @pytest.mark.parametrize(

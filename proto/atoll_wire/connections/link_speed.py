@@ -7,6 +7,7 @@ process measures itself would say little, because on a fast link they consist of
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import struct
@@ -18,9 +19,12 @@ from atoll_wire.process.clock import Clock
 
 SAVED = 75e6  # bytes/s that zstd saves of int4 codes on busy CPUs, until it was measured
 NEWEST = 0.25  # weight of the newest measurement
-LOOK_S = 2.0  # seconds for which a rate of the link is used
-# Linux's struct tcp_info: tcpi_last_ack_recv (milliseconds), tcpi_rtt (microseconds), tcpi_delivery_rate (bytes/s)
-TCP_INFO = struct.Struct("<56xI8xI88xQ")
+LOOK_S = 2.0  # seconds for which measurements are used, unless reading them takes so long that
+LOOKING = 0.01  # this share of the time would be exceeded
+# Linux's struct tcp_info: tcpi_last_ack_recv (milliseconds), tcpi_min_rtt (microseconds), tcpi_delivery_rate (bytes/s).
+# The kernel's mean round trip would not do: it includes delayed acknowledgements, up to 40 ms on loopback.
+TCP_INFO = struct.Struct("<56xI88xI8xQ")
+NO_ROUND_TRIP = (0, 0xFFFFFFFF)  # values of tcpi_min_rtt before the first measurement
 ACTIVE_S = 10.0  # the round trip of a connection counts if it received an acknowledgement within this many seconds
 
 
@@ -35,7 +39,11 @@ class Measured(NamedTuple):
 
 
 class LinkSpeed:
-    """The rates of one link and of the compressor. port: the TCP port of the other side, or None for other sockets."""
+    """The rates of one link and of the compressor.
+
+    port: the TCP port of the other side, or None for other sockets. Links to the same port of several hosts share their
+    measurements: the highest rate and the shortest round trip.
+    """
 
     def __init__(self, port: int | None, clock: Clock, measure: Callable[[int], Measured] | None = None) -> None:
         """measure: returns the measurements of the connections to a port (default: the kernel's)."""
@@ -44,7 +52,7 @@ class LinkSpeed:
         self._measure = measure or measured
         self._saved_per_s = SAVED
         self._newest = Measured()
-        self._looked_at: float | None = None
+        self._look_again_at = -math.inf  # monotonic seconds
 
     def compressed(self, contents: Sequence[Content], compress: Callable[[Content], bytes]) -> list[bytes]:
         """Returns the compressed contents of frames, and measures the compressor. Sizes are in bytes."""
@@ -68,8 +76,10 @@ class LinkSpeed:
 
     def _look(self) -> Measured:
         now = self._clock.monotonic()
-        if self._port is not None and (self._looked_at is None or now - self._looked_at > LOOK_S):
-            self._looked_at, self._newest = now, self._measure(self._port)
+        if self._port is not None and now > self._look_again_at:
+            self._newest = self._measure(self._port)
+            ended = self._clock.monotonic()
+            self._look_again_at = ended + max(LOOK_S, (ended - now) / LOOKING)
         return self._newest
 
 
@@ -108,5 +118,8 @@ def _measured(descriptor: Path, port: int) -> Measured | None:
         if connection.family not in {socket.AF_INET, socket.AF_INET6} or connection.getpeername()[1] != port:
             return None
         told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO.size)
+    if len(told) < TCP_INFO.size:
+        return None  # Linux before 4.9
     heard_ms, round_trip_us, rate = TCP_INFO.unpack(told)
-    return Measured(float(rate), round_trip_us / 1e6 if round_trip_us and heard_ms < 1e3 * ACTIVE_S else None)
+    known = round_trip_us not in NO_ROUND_TRIP and heard_ms < 1e3 * ACTIVE_S
+    return Measured(float(rate), round_trip_us / 1e6 if known else None)

@@ -48,12 +48,12 @@ class Declared:
         return self.units * self.epochs
 
 
-# Reasons for the end of a lease. After LEFT, the process sends no more work. After the others, it may come back.
+# Reasons for the end of a lease. After LEFT and FENCED, the process sends no more work. Otherwise, it may come back.
 LEFT = "its learner left"
+FENCED = "a newer process has its learner's name"
 GONE = "an operator recorded the end of its process"
 EVICTED = "its learner was evicted"
 SILENT = "silent"
-REPLACED = "its process began another lease"
 
 
 class Outcome(StrEnum):
@@ -85,7 +85,7 @@ class Lease:
     handed: number of positions handed out. ended: the reason why the lease ended; empty before its end. finished:
     number of units that the lease's process has finished, as last reported. by_fragment: merged work on the lease's
     units, keyed by fragment. settled: whether no shard can merge more work on its units. overdue: whether its units are
-    decided early.
+    decided early. decided_with: `by_fragment` when this was last done.
     """
 
     id: int
@@ -99,6 +99,7 @@ class Lease:
     by_fragment: dict[int, MergedUnits] = field(default_factory=dict)
     settled: bool = False
     overdue: bool = False
+    decided_with: dict[int, MergedUnits] | None = None
 
 
 @dataclass(slots=True)
@@ -156,7 +157,7 @@ class Accounts:
     def restore(self, datasets: Iterable[Dataset], leases: Iterable[Lease], units: Iterable[LeasedUnit]) -> None:
         """Adds the rows of the ledger.
 
-        They do not contain `finished`, `by_fragment`, `settled` and `overdue` of leases.
+        They contain a lease's fields up to `ended`.
         """
         self.datasets.update((each.id, each) for each in datasets)
         self.leases.update((each.id, each) for each in leases)
@@ -200,7 +201,7 @@ class Accounts:
         if dataset.pool or dataset.next < dataset.declared.positions:
             return False
         mine = (lease for lease in self.leases.values() if lease.dataset == dataset.id and any(_undecided(lease)))
-        return all(lease.ended in {"", REPLACED} and lease.finished >= lease.handed for lease in mine)
+        return all(not lease.ended and lease.finished >= lease.handed for lease in mine)
 
     # ------------------------------------------------------------------------------ facts
 
@@ -213,16 +214,19 @@ class Accounts:
     def decide(self, lease: Lease, changes: Changes) -> None:
         """Decides all units of a lease that can be decided. Also counts merges of units that were decided early."""
         through = min((lease.by_fragment.get(each, MergedUnits()).through for each in self._lengths), default=0)
-        settled = bool(lease.ended) and lease.settled
+        settled, early = bool(lease.ended) and lease.settled, bool(lease.ended) and lease.overdue
+        if not settled and lease.decided_with == lease.by_fragment:
+            return
         for unit in list(lease.units.values()):
             final = settled or unit.ordinal <= through
-            if unit.outcome is not Outcome.LEASED or final or (lease.ended and lease.overdue):
+            if unit.outcome is not Outcome.LEASED or final or early:
                 self._book(unit, changes)
             elif not lease.ended:
                 break  # no later unit can be decided either
             if final:
                 del lease.units[unit.ordinal]
                 changes.units[lease.id, unit.ordinal] = None
+        lease.decided_with = dict(lease.by_fragment) if early else None
         if lease.ended and not lease.units:
             del self.leases[lease.id]
             changes.leases[lease.id] = None

@@ -132,7 +132,7 @@ class Replica(KnownRun):
         if leaves or evicted:
             self._unfenced.add(entry.name)
         if leaves:
-            await self.left(entry, itself=True)  # only the registrar uses the difference
+            await self.left(entry, itself=True)  # or an operator ended it: only the registrar needs to know
         if evicted:
             let_in = entry.session  # before this shard began and before it knew that the eviction was undone
             self.registry.evict(entry, member.evicted, self.clock.wall())

@@ -16,7 +16,7 @@ from atoll_wire import outer_pb2 as pb
 from atoll_wire.unit_order import MAX_UNITS, unit_at
 
 from atoll_server.access.refusals import Refused, Status
-from atoll_server.data.accounts import EVICTED, GONE, LEFT, REPLACED, SILENT, Changes, Dataset, Declared, Lease
+from atoll_server.data.accounts import EVICTED, FENCED, GONE, LEFT, SILENT, Changes, Dataset, Declared, Lease
 from atoll_server.learners.learner_registry import LearnerProcess
 from atoll_server.ledger import data_ledger
 from atoll_server.run.registrar import Registrar
@@ -45,7 +45,6 @@ class Datasets:
         self._silence_s = limits.units_silence_s
         self._accounts = run.data
         self._heard_at: dict[int, float] = {}  # by lease: the last request for units, in wall-clock seconds
-        self._named = set[int]()  # leases that a request has named
         self._looked_at = -math.inf
         self._ended_at: dict[int, float] = {}  # by lease: when this process saw that it had ended, in monotonic seconds
 
@@ -76,7 +75,6 @@ class Datasets:
             lease = self._begun(declared, process, changes)
         received = request.received if request.lease == lease.id else 0
         if request.lease == lease.id:
-            self._named.add(lease.id)
             lease.finished = max(lease.finished, request.finished)
         self._heard_at[lease.id] = self._run.clock.wall()
         if received == lease.handed and self._held(lease.learner) < MAX_HELD:
@@ -103,6 +101,7 @@ class Datasets:
     def _known(self, declared: Declared, process: LearnerProcess, request: pb.LeaseUnitsRequest) -> Lease | None:
         """Returns the process's living lease, or None if it must begin one. Changes nothing.
 
+        If the request does not name this lease, the reply that began the lease was lost, or the call is an old one.
         Raises Refused if the run has a different dataset with this name or the request does not match the lease.
         """
         dataset = self._accounts.named(declared.name)
@@ -119,9 +118,8 @@ class Datasets:
                     "the other learners' data and arguments, or another name"
                 )
                 raise Refused(Status.FAILED_PRECONDITION, text)
-        lease = self._living(dataset, process)
-        if lease is None or (request.lease != lease.id and self._is_used(lease)):
-            return None  # if the lease is not used, the reply that began it was lost
+        if (lease := self._living(dataset, process)) is None:
+            return None
         received = request.received if request.lease == lease.id else 0
         if received > lease.handed or any(each not in lease.units for each in range(received + 1, lease.handed + 1)):
             raise _invalid(
@@ -130,20 +128,14 @@ class Datasets:
             )
         return lease
 
-    def _is_used(self, lease: Lease) -> bool:
-        """Returns whether the process knows this lease. A restarted registrar may not know this yet."""
-        return lease.id in self._named or lease.finished > 0 or len(lease.units) < lease.handed
-
     def _living(self, dataset: Dataset, process: LearnerProcess) -> Lease | None:
         place = (dataset.id, process.entry.name, process.incarnation)
         mine = (each for each in self._accounts.leases.values() if not each.ended)
         return next((each for each in mine if (each.dataset, each.learner, each.incarnation) == place), None)
 
     def _begun(self, declared: Declared, process: LearnerProcess, changes: Changes) -> Lease:
-        """Begins a lease and ends the process's previous lease. Adds the dataset if it is new."""
+        """Begins a lease. Adds the dataset if it is new."""
         dataset = self._accounts.named(declared.name) or self._accounts.add(declared, changes)
-        if (old := self._living(dataset, process)) is not None:
-            self._accounts.end(old, REPLACED, changes)
         lease = Lease(secrets.randbits(LEASE_BITS) | 1, dataset.id, process.entry.name, process.incarnation)
         self._accounts.open_lease(lease, changes)
         self._run.attached.await_lease(lease.id, lease.learner, lease.incarnation)
@@ -198,7 +190,7 @@ class Datasets:
         """Returns why a lease ends now, or an empty string. wall: wall-clock seconds."""
         entry = self._run.registry.entries[lease.learner]
         if entry.incarnation != lease.incarnation:
-            return "a newer process has its learner's name"
+            return FENCED
         if entry.evicted:
             return EVICTED
         if entry.account.left_at is not None:
@@ -229,7 +221,6 @@ class Datasets:
 
     def _forget(self, lease: Lease) -> None:
         self._heard_at.pop(lease.id, None)
-        self._named.discard(lease.id)
         self._ended_at.pop(lease.id, None)
         self._run.attached.lease_over(lease.id)
         if (shard := self._run.shard) is not None:

@@ -30,7 +30,7 @@ def progress(run: KnownRun, most: int, entry: RegistryEntry, seen: pb.Progress) 
     Ignores the report of a learner whose Leave is being saved, which contained newer numbers. most: limit on the
     reported tokens and on the reported steps. Raises Refused if the report exceeds a limit.
     """
-    if not entry.session:
+    if entry.account.left_at is not None:
         return
     if max(seen.tokens, seen.steps, seen.abandoned_tokens) > most:
         raise Refused(

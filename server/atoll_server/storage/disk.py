@@ -169,6 +169,8 @@ class ReadOnlyDisk(Disk):
     def create(self, path: Path) -> WritableFile:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
+    create_large = create
+
     def copy(self, old: Path, new: Path, *, link: bool) -> None:  # noqa: ARG002 - as in Disk
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(old), None, str(new))
 
