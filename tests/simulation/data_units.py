@@ -48,6 +48,7 @@ class DataTruth:
         self.rng = random.Random(f"{seed} handover")  # a separate stream
         self.may_hand_over = self.wanted and self.rng.random() < HANDOVERS
         self.hands_over = False  # as the world decides; then learners take no step without a unit, as real loops
+        self.consumed = False  # whether the registrar has counted every unit as consumed
         self.units: dict[Place, tuple[int, int]] = {}  # unit and epoch, as handed out
         self.steps: dict[Place, int] = {}  # inner step of the process that finished it
         self.sent: dict[Name, frozenset[Place]] = {}  # places that a contribution names
@@ -72,6 +73,7 @@ class DataTruth:
             outstanding = Counter([*held, *dataset.pool])
             if twice := [each for each, count in outstanding.items() if count > 1]:
                 raise Violation(14, f"positions {twice} are handed out twice")
+            self.consumed = dataset.consumed == dataset.declared.positions
             if dataset.consumed != dataset.next - len(outstanding):
                 text = f"{dataset.consumed} consumed, {len(outstanding)} outstanding"
                 raise Violation(14, f"{dataset.next} units were handed out, {text}")
@@ -186,8 +188,12 @@ class UnitFeed:
         return self._unit is not None or self._queue.finished
 
     def others_wait(self) -> bool:
-        """Returns whether other learners may wait for the units of this one, so that it must train on."""
-        return self._truth.hands_over and not self._queue.finished
+        """Returns whether other learners may wait for the units of this one, so that it must train on.
+
+        A real loop that has finished all units leaves. These learners stay, and a restarted core may have forgotten that
+        they have finished.
+        """
+        return self._truth.hands_over and not self._truth.consumed
 
     def waits(self) -> bool:
         """Returns whether the loop waits because other learners hold all remaining units."""
