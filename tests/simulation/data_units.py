@@ -190,8 +190,8 @@ class UnitFeed:
     def others_wait(self) -> bool:
         """Returns whether other learners may wait for the units of this one, so that it must train on.
 
-        A real loop that has finished all units leaves. These learners stay, and a restarted core may have forgotten that
-        they have finished.
+        A real loop that has finished all units leaves. These learners stay, and a restarted core may not know that they
+        have finished.
         """
         return self._truth.hands_over and not self._truth.consumed
 
