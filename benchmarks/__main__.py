@@ -173,6 +173,8 @@ def main() -> None:
                 )
             except (DemoError, SystemExit) as error:  # a process failed, or the conditions for this part were not met
                 report.not_measured.append({"name": name, "reason": str(error)})
+            if arguments.json_path is not None:
+                write_record(arguments.json_path, report.data(), under)  # after each part, in case a later one fails
     table = Table("what", "value", "limit", "unit", "context", "")
     for row in report.rows:
         limit = f"{'<=' if row.most else '>='} {row.limit:.3g}"
@@ -180,8 +182,6 @@ def main() -> None:
     console.print(table)
     for missing in report.not_measured:
         console.print(f"not measured: {missing['name']}: {missing['reason']}")
-    if arguments.json_path is not None:
-        write_record(arguments.json_path, report.data(), under)
     arguments.plot.parent.mkdir(parents=True, exist_ok=True)
     plots.margins(report.rows, arguments.plot)
 
