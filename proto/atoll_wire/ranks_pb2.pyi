@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RankMessage(_message.Message):
-    __slots__ = ("sender", "joined", "announced", "table", "ended", "refetch", "opened", "part", "rows", "session_lost", "traffic")
+    __slots__ = ("sender", "joined", "announced", "table", "ended", "refetch", "opened", "confirmed", "part", "rows", "session_lost", "traffic")
     SENDER_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class RankMessage(_message.Message):
     ENDED_FIELD_NUMBER: _ClassVar[int]
     REFETCH_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     SESSION_LOST_FIELD_NUMBER: _ClassVar[int]
@@ -27,11 +28,12 @@ class RankMessage(_message.Message):
     ended: Ended
     refetch: Refetch
     opened: Opened
+    confirmed: Confirmed
     part: Part
     rows: Table
     session_lost: SessionLost
     traffic: Traffic
-    def __init__(self, sender: _Optional[int] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., announced: _Optional[_Union[Announced, _Mapping]] = ..., table: _Optional[_Union[Table, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., refetch: _Optional[_Union[Refetch, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., rows: _Optional[_Union[Table, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ...) -> None: ...
+    def __init__(self, sender: _Optional[int] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., announced: _Optional[_Union[Announced, _Mapping]] = ..., table: _Optional[_Union[Table, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., refetch: _Optional[_Union[Refetch, _Mapping]] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., rows: _Optional[_Union[Table, _Mapping]] = ..., session_lost: _Optional[_Union[SessionLost, _Mapping]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ...) -> None: ...
 
 class Joined(_message.Message):
     __slots__ = ("reply", "restores", "address")
@@ -86,6 +88,24 @@ class Opened(_message.Message):
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     fragment: int
     def __init__(self, fragment: _Optional[int] = ...) -> None: ...
+
+class AnchorName(_message.Message):
+    __slots__ = ("version", "checksum")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    checksum: int
+    def __init__(self, version: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class Confirmed(_message.Message):
+    __slots__ = ("fragment", "newest", "chosen")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    newest: AnchorName
+    chosen: AnchorName
+    def __init__(self, fragment: _Optional[int] = ..., newest: _Optional[_Union[AnchorName, _Mapping]] = ..., chosen: _Optional[_Union[AnchorName, _Mapping]] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("fragment", "version", "published", "crc32c", "merged", "generation")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import weakref
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from atoll.fragments.adoption import Fate, PreparedAnchor
+from atoll.fragments.adoption import Adopting, Change, Fate, PreparedAnchor
 from atoll.fragments.exchange import PER_BOUNDARY, Submission, ThreadExchange
 from atoll.transfers.call_errors import CURES, LONGEST_BACKOFF_S, Remedy, backoff_s, remedy
 from atoll_wire.connections.link import ATOLL_STATUS
@@ -61,6 +63,45 @@ def test_a_newer_anchor_replaces_a_waiting_one_and_keeps_its_fate():
     assert (prepared.version, prepared.anchor[0]) == (6, 2.0)
     assert prepared.fate.q is ONE
     assert not exchange.something
+
+
+def test_a_long_time_without_a_boundary_keeps_one_anchor_of_each_fragment():
+    """During a long evaluation, the run may publish many versions, each as large as the model."""
+    exchange, anchors = ThreadExchange(SYSTEM), list[weakref.ref[Any]]()
+    for version in range(5, 20):
+        anchor = np.zeros(8, np.float32)
+        anchors.append(weakref.ref(anchor))
+        change = Change(anchor, None, None)
+        exchange.offer(PreparedAnchor(0, version, anchor, Fate(q=ONE if version == 6 else None), change))
+    del anchor, change
+    assert [reference() is not None for reference in anchors] == [False] * 14 + [True]
+    _, (prepared,), _ = drained(exchange)
+    assert (prepared.version, prepared.fate.q is ONE, prepared.change) == (19, True, None)
+
+
+def test_a_rank_keeps_the_anchors_that_rank_0_may_choose():
+    """Rank 0's last choice may still be on its way. A newer anchor may not be confirmed yet."""
+    exchange = ThreadExchange(SYSTEM)
+    for version in range(1, 8):
+        exchange.offer(PreparedAnchor(0, version, ONE, Fate(q=ONE if version == 4 else None)), confirmed=False)
+    exchange.supersede(0, (6, 0), chosen=(3, 0))
+    assert [each.version for each in exchange._prepared[0]] == [3, 6, 7]
+    exchange.follow([], [Adopting(0, 3, 0)], [])
+    assert [each.version for each in exchange.todo.prepared] == [3]
+    exchange.supersede(0, (7, 0), chosen=(3, 0))
+    exchange.follow([], [Adopting(0, 7, 0, merged=True)], [])
+    assert [(each.version, each.fate.q is ONE) for each in exchange.todo.prepared] == [(7, True)]
+
+
+def test_rank_0_keeps_the_anchor_that_it_has_chosen():
+    exchange = ThreadExchange(SYSTEM)
+    for version in (1, 2):
+        exchange.offer(PreparedAnchor(0, version, ONE, Fate()))
+    (chosen,) = exchange.first()
+    exchange.offer(PreparedAnchor(0, 3, ONE, Fate()), confirmed=False)
+    assert exchange.confirm(0, 3, 0) == (2, 0)
+    assert [each.version for each in exchange.take_first([chosen])] == [2]
+    assert [each.version for each in exchange.first()] == [3]
 
 
 def test_a_fragment_is_adopted_before_it_is_taken():

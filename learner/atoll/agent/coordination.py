@@ -217,7 +217,10 @@ class Leading(Coordination):
 
     def _confirm(self, fragment: int, version: int, published: int) -> None:
         self._confirmed[fragment] = version, published
-        self._exchange.confirm(fragment, version, published)
+        chosen = self._exchange.confirm(fragment, version, published)
+        newest = rk.AnchorName(version=version, checksum=published)
+        last = None if chosen is None else rk.AnchorName(version=chosen[0], checksum=chosen[1])
+        self._tell(confirmed=rk.Confirmed(fragment=fragment, newest=newest, chosen=last))
         self._news.set()
 
     def _mismatch(self, track: FragmentTrack) -> None:

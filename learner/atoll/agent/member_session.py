@@ -63,6 +63,8 @@ class MemberSession(RunSession):
             case "ended":
                 ended = message.ended
                 self._sender.ended_elsewhere(self.core.track(ended.fragment), ended.seq, drop=ended.drop)
+            case "confirmed":
+                self._confirmed(message.confirmed)
             case "refetch":
                 track = self.core.track(message.refetch.fragment)
                 track.whole = True
@@ -76,6 +78,10 @@ class MemberSession(RunSession):
             track.target = told.version
         track.target = max(track.target, told.version)
         self._fetcher.begin(track)
+
+    def _confirmed(self, told: rk.Confirmed) -> None:
+        chosen = (told.chosen.version, told.chosen.checksum) if told.HasField("chosen") else None
+        self._exchange.supersede(told.fragment, (told.newest.version, told.newest.checksum), chosen)
 
     async def _report(self) -> None:
         """Reports the transferred bytes, and any session that the core does not know, to rank 0."""

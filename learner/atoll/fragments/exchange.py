@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 import structlog
@@ -20,6 +21,8 @@ log = structlog.get_logger()
 # Seconds of one wait of the training thread. Waits are short, because a signal to another thread does not end them.
 PIECE_S = 0.5
 PER_BOUNDARY = 8  # limit on items of each kind in the work of one step boundary
+
+AnchorName: TypeAlias = tuple[int, int]  # version and checksum of a PreparedAnchor
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,8 @@ class ThreadExchange:
         self._clock = clock
         self._lock = threading.Lock()
         self._prepared: dict[int, list[PreparedAnchor]] = {}  # by fragment, oldest first
-        self._confirmed: OrderedDict[int, tuple[int, int]] = OrderedDict()  # by fragment: version and checksum
+        self._confirmed: OrderedDict[int, AnchorName] = OrderedDict()  # by fragment
+        self._chosen: dict[int, AnchorName] = {}  # by fragment: the anchor that this rank chose last
         self._due: OrderedDict[int, DueRound] = OrderedDict()
         self._released: list[int] = []
         self.working = BoundaryAtWork(clock)  # context manager for the work of a boundary
@@ -116,15 +120,37 @@ class ThreadExchange:
             if confirmed:
                 self._confirm(prepared.fragment, prepared.version, prepared.checksum)
 
-    def confirm(self, fragment: int, version: int, checksum: int) -> None:
-        """Records that all ranks have prepared an anchor, so that step boundaries may adopt it."""
+    def confirm(self, fragment: int, version: int, checksum: int) -> AnchorName | None:
+        """Records that all ranks have prepared an anchor, so that step boundaries may adopt it.
+
+        Returns the anchor that this rank chose last, or None. It no longer chooses anchors that are older than the new
+        one, but other ranks may still have to adopt its last choice.
+        """
         with self._lock:
             self._confirm(fragment, version, checksum)
+            return self._chosen.get(fragment)
 
     def _confirm(self, fragment: int, version: int, checksum: int) -> None:
         self._confirmed[fragment] = version, checksum
+        self._fold(fragment, (version, checksum), self._chosen.get(fragment))
         self.something = True
         self._news.notify_all()
+
+    def supersede(self, fragment: int, newest: AnchorName, chosen: AnchorName | None) -> None:
+        """Drops anchors that rank 0 can no longer choose: all up to `newest` except these two.
+
+        newest: confirmed on rank 0. chosen: rank 0's last choice, which this rank may not have received yet.
+        """
+        with self._lock:
+            self._fold(fragment, newest, chosen)
+
+    def _fold(self, fragment: int, newest: AnchorName, chosen: AnchorName | None) -> None:
+        """Combines the two anchors with older ones, so that a long time without a boundary does not fill the memory."""
+        waiting = self._prepared.get(fragment, [])
+        middle = _place(waiting, chosen) + 1
+        end = max(middle, _place(waiting, newest) + 1)
+        folded = [_combined(some) for some in (waiting[:middle], waiting[middle:end]) if some]
+        self._prepared[fragment] = [*folded, *waiting[end:]]
 
     def ask(self, fragment: int, cycle: int) -> None:
         """Adds a round that a step boundary must answer."""
@@ -190,9 +216,10 @@ class ThreadExchange:
         return len(self._unsettled)
 
     def first(self) -> list[Adopting]:
-        """Returns the confirmed anchors, in order of fragments."""
+        """Chooses the confirmed anchors. Returns them in order of fragments."""
         with self._lock:
             named = [Adopting(fragment, *self._confirmed[fragment]) for fragment in sorted(self._confirmed)]
+            self._choose(named)
             return [replace(each, restores=self._found(each)[0].fate.restores) for each in named]
 
     def take_first(self, anchors: Sequence[Adopting]) -> list[PreparedAnchor]:
@@ -275,11 +302,15 @@ class ThreadExchange:
         self.todo = BoundaryWork(deque(released), deque(each for each, _ in found), deque(due))
         self._released = still
         self._prepared = prepared
+        self._choose(adopted)
         self._confirmed = confirmed
         self._due = left
         self.something = more
 
-    def _unadopted(self, adopted: Mapping[int, PreparedAnchor]) -> OrderedDict[int, tuple[int, int]]:
+    def _choose(self, adopted: Sequence[Adopting]) -> None:
+        self._chosen.update((each.fragment, (each.version, each.checksum)) for each in adopted)
+
+    def _unadopted(self, adopted: Mapping[int, PreparedAnchor]) -> OrderedDict[int, AnchorName]:
         """Returns the confirmed anchors except those that are now adopted."""
         done = {number: (each.version, each.checksum) for number, each in adopted.items()}
         return OrderedDict((number, each) for number, each in self._confirmed.items() if done.get(number) != each)
@@ -292,14 +323,24 @@ class ThreadExchange:
         If this rank owns no frames of the fragment, it has no prepared anchor, and the result is an empty anchor.
         """
         waiting = self._prepared.get(wanted.fragment, [])
-        name = wanted.version, wanted.checksum
-        places = [number for number, each in enumerate(waiting) if (each.version, each.checksum) == name]
-        if not places:
+        place = _place(waiting, (wanted.version, wanted.checksum))
+        if place < 0:
             fate = Fate(Coded.of(()) if wanted.merged else None, wanted.drop, wanted.restores)
             return PreparedAnchor(wanted.fragment, wanted.version, np.empty(0, np.float32), fate), waiting
-        done, left = waiting[: places[-1] + 1], waiting[places[-1] + 1 :]
-        newest, merged = done[-1], [each.fate.q for each in done if each.fate.q is not None]
-        drop = wanted.drop if decided else any(each.fate.drop for each in done)
-        q = merged[-1] if merged and (wanted.merged or not decided) else None
-        fate = Fate(q, drop, wanted.restores if decided else newest.fate.restores)
-        return replace(newest, fate=fate, change=newest.change if len(done) == 1 else None), left
+        found, left = _combined(waiting[: place + 1]), waiting[place + 1 :]
+        if decided:
+            fate = Fate(found.fate.q if wanted.merged else None, wanted.drop, wanted.restores)
+            found = replace(found, fate=fate)
+        return found, left
+
+
+def _place(anchors: Sequence[PreparedAnchor], name: AnchorName | None) -> int:
+    """Returns the last index of an anchor, or -1 if there is none with this name."""
+    return max((number for number, each in enumerate(anchors) if (each.version, each.checksum) == name), default=-1)
+
+
+def _combined(anchors: Sequence[PreparedAnchor]) -> PreparedAnchor:
+    """Returns the newest anchor, with the fates of all. anchors: of one fragment, oldest first."""
+    newest, merged = anchors[-1], [each.fate.q for each in anchors if each.fate.q is not None]
+    fate = Fate(merged[-1] if merged else None, any(each.fate.drop for each in anchors), newest.fate.restores)
+    return replace(newest, fate=fate, change=newest.change if len(anchors) == 1 else None)
