@@ -24,7 +24,7 @@ from atoll_wire.layout.layout import FrameRun
 from atoll_wire.process.logs import configure
 
 ALL_SIZES = SIZES | {"500m": ModelSize(width=1536, layers=17, heads=16, context=512)}
-BREATH_S = 0.004  # pause between two calls of step(), like a short inner step
+BREATH_S = 0.02  # pause between two calls of step(): on a fast GPU, a step of this model takes about as long
 _messages, coded_bytes = sending._messages, [0]  # coded_bytes: size of all payloads, each counted once
 
 

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from atoll.agent.fetching import Fetcher
 from atoll.boundary.local_parameters import LocalParameters
 from atoll.device import block_kernels, device_coder
 from atoll.device.device_coder import DeviceCoder, OnDevice, coding_device
-from atoll.fragments import segments
+from atoll.fragments import in_place, segments
 from atoll.fragments.adoption import Change, Fate, PreparedAnchor
+from atoll.fragments.exchange import ThreadExchange
 from atoll.fragments.segments import Coded, FragmentShape
 from atoll.model.parameters import Parameters
 from atoll.ranks.division import divide, undivided
 from atoll.ranks.rank_group import SingleRank
 from atoll.ranks.tensor_part import TensorPart, chunk
+from atoll.stats import Counters
+from atoll.transfers.partial_fetch import Decoded
 from atoll_wire.codec.frame_codec import LEVELS, CodecError
 from atoll_wire.codec.quantising import SMALLEST
 from atoll_wire.layout.frame_spans import BLOCK, Codec
 from atoll_wire.layout.layout import FRAME_PARAMETERS, FragmentLayout, MergeKind, TensorSpec, plan
+from atoll_wire.process.clock import SYSTEM
 from torch import nn
 
 from tests.devices import CPU, DEVICES, GPU
@@ -193,6 +199,21 @@ def test_an_anchor_is_copied_once_if_it_was_copied_ahead():
     coder.ahead(anchors[0], shape)()
     same(coder.code(anchors[1], values, shape), segments.code(anchors[1], nothing, shape))
     assert segments.ahead(anchors[0], shape) is None
+
+
+@pytest.mark.parametrize(("coder", "ahead"), [(DeviceCoder(CPU), 4), (segments, 8), (in_place, 24)])
+def test_during_a_long_evaluation_changes_for_a_few_fragments_wait_on_the_device(coder, ahead):
+    exchange, shape = ThreadExchange(SYSTEM), FragmentShape.of(LENGTHS.whole, Codec.INT4)
+    nothing, changes = np.zeros(LENGTHS.length, np.float32), []
+    update = segments.code(nothing, nothing, shape)
+    fetcher = Fetcher(SimpleNamespace(), exchange, Counters(), print, SimpleNamespace(), SimpleNamespace(), coder)
+    incoming = SimpleNamespace(version=1, decoded=lambda old: Decoded(old.copy(), 0, update))
+    for fragment in range(24):
+        fetcher._shapes[fragment] = shape
+        decoded, change = fetcher._decoded(SimpleNamespace(fragment=fragment, anchor=nothing), incoming, None)
+        exchange.offer(PreparedAnchor(fragment, 2, decoded.values, Fate(), change))
+        changes.append(change is not None)
+    assert changes == [True] * ahead + [False] * (24 - ahead)
 
 
 class Module:

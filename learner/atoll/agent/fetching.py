@@ -205,6 +205,8 @@ class Fetcher:
         decoded = incoming.decoded(old if incoming.version else None)
         if decoded is None or len(decoded.values) != len(old):
             return decoded, None  # the values are invalid, or this is the first anchor
+        if self._exchange.fragments_waiting >= self._coder.changes_ahead:
+            return decoded, None  # the step boundary computes it: during a long evaluation, all fragments may wait
         values = self._coder.change(old, decoded.values, decoded.update, q, self._shape(track))
         return decoded, Change(old, q, values)
 

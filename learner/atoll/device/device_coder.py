@@ -59,6 +59,8 @@ class DeviceCoder:
     Worker threads call `code` and `change`, which copy to and from host memory.
     """
 
+    changes_ahead = 4  # each takes four bytes per value on the device
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._torch: Any = torch.get_device_module(device)

@@ -120,6 +120,12 @@ class ThreadExchange:
             if confirmed:
                 self._confirm(prepared.fragment, prepared.version, prepared.checksum)
 
+    @property
+    def fragments_waiting(self) -> int:
+        """The number of fragments with an anchor that waits for a step boundary."""
+        with self._lock:
+            return sum(map(bool, self._prepared.values()))
+
     def confirm(self, fragment: int, version: int, checksum: int) -> AnchorName | None:
         """Records that all ranks have prepared an anchor, so that step boundaries may adopt it.
 

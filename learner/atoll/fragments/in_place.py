@@ -6,6 +6,7 @@ coder: its values are vectors, because the ranks send them to each other.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from atoll.fragments import segments
 from atoll.fragments.segments import I64, Coded, FragmentShape
 
 ahead = segments.ahead
+changes_ahead = sys.maxsize  # see Coder; they only refer to coded values
 
 
 @dataclass(frozen=True, slots=True)

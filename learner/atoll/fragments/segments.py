@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 I64 = NDArray[np.int64]
 
 
+changes_ahead = 8  # see Coder; each takes four bytes per value
 ALIGNED = 64  # alignment in bytes of each frame's content in the shared block of memory
 
 
@@ -100,7 +101,12 @@ class Coder(Protocol):
     """Encodes pseudo-gradients and computes changes of parameters. This module is the coder for host memory.
 
     The results of all coders are bit-identical. The type of values depends on the coder.
+
+    changes_ahead: limit on results of `change` that wait for a step boundary, because of their memory.
     """
+
+    @property
+    def changes_ahead(self) -> int: ...
 
     def ahead(self, anchor: F32, shape: FragmentShape) -> Callable[[], None] | None:
         """Returns a function that makes a later `code` with this anchor faster, or None. Worker threads call it."""
