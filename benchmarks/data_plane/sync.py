@@ -32,8 +32,12 @@ MAX_WAIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """One sync. wall_s: until the last learner finished. cpu_s: all processes. bytes: on loopback, with headers."""
+    """One sync. began: monotonic seconds. wall_s: until the last learner finished. cpu_s: all processes.
 
+    bytes: on loopback, with headers.
+    """
+
+    began: float
     wall_s: float
     cpu_s: float
     core_cpu_s: float
@@ -113,7 +117,7 @@ def measure(
             if number and merged != learners * fragments:
                 raise SystemExit(f"{merged:.0f} of {learners * fragments} contributions were merged in their rounds")
             wall = max(one["ended"] for one in told) - began
-            found.append(Sync(wall, core_s + front_s + islands_s, core_s, front_s, int(moved)))
+            found.append(Sync(began, wall, core_s + front_s + islands_s, core_s, front_s, int(moved)))
         (place / "leave").touch()
         for child in islands:
             child.process.wait(MAX_WAIT_S)

@@ -14,7 +14,7 @@ from benchmarks.peers import compare
 from benchmarks.peers.environment import install, last_error
 from benchmarks.peers.sync_cost import CostSoFar, PeerSync, below, between
 
-MINE = Measured(2, 1000, [Sync(1.0, 2.0, 0.5, 0.0, 1600)], 12_000, 10_000)
+MINE = Measured(2, 1000, [Sync(0.0, 1.0, 2.0, 0.5, 0.0, 1600)], 12_000, 10_000)
 THEIRS = PeerSync([4.0, 2.0, 3.0], [8.0, 8.0, 8.0], [16_000, 16_000, 16_000], 90_000)
 
 
