@@ -175,3 +175,5 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's destructor may wait for a thread that waits for the GIL
