@@ -269,7 +269,7 @@ class Learner:
             if stage is Stage.FILE:
                 file.write_together()
         divisions = [divide(fragment, parts, ranks.rank) for fragment in agent.layout.fragments]
-        anchors = self._exchange.take_first(of_leader(ranks, self._exchange.first()))
+        anchors = self._exchange.take_first(of_leader(ranks, self._exchange.choose_first()))
         replicas = ReplicaCheck(parameters.values, divisions, parts, ranks.rank) if ranks.size > 1 else None
         self._take_over(parameters, agent.layout, agent, divisions, anchors, replicas)
 

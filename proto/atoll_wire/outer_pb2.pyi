@@ -1175,8 +1175,10 @@ class Checkpoint(_message.Message):
     def __init__(self, id: _Optional[int] = ..., taken_at: _Optional[float] = ..., versions: _Optional[_Mapping[int, int]] = ..., size_bytes: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class TakeCheckpointRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("named",)
+    NAMED_FIELD_NUMBER: _ClassVar[int]
+    named: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, named: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ExportCheckpointRequest(_message.Message):
     __slots__ = ("initial", "fragment")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from atoll_wire import outer_pb2 as atoll__wire_dot_outer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x61toll_wire/ranks.proto\x12\x0e\x61toll.ranks.v1\x1a\x16\x61toll_wire/outer.proto\"\x83\x04\n\x0bRankMessage\x12\x0e\n\x06sender\x18\x01 \x01(\r\x12(\n\x06joined\x18\x02 \x01(\x0b\x32\x16.atoll.ranks.v1.JoinedH\x00\x12.\n\tannounced\x18\x03 \x01(\x0b\x32\x19.atoll.ranks.v1.AnnouncedH\x00\x12&\n\x05table\x18\x04 \x01(\x0b\x32\x15.atoll.ranks.v1.TableH\x00\x12&\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x15.atoll.ranks.v1.EndedH\x00\x12*\n\x07refetch\x18\x06 \x01(\x0b\x32\x17.atoll.ranks.v1.RefetchH\x00\x12(\n\x06opened\x18\x07 \x01(\x0b\x32\x16.atoll.ranks.v1.OpenedH\x00\x12.\n\tconfirmed\x18\x08 \x01(\x0b\x32\x19.atoll.ranks.v1.ConfirmedH\x00\x12$\n\x04part\x18\t \x01(\x0b\x32\x14.atoll.ranks.v1.PartH\x00\x12%\n\x04rows\x18\n \x01(\x0b\x32\x15.atoll.ranks.v1.TableH\x00\x12\x33\n\x0csession_lost\x18\x0b \x01(\x0b\x32\x1b.atoll.ranks.v1.SessionLostH\x00\x12*\n\x07traffic\x18\x0c \x01(\x0b\x32\x17.atoll.ranks.v1.TrafficH\x00\x42\x06\n\x04what\"O\n\x06Joined\x12\"\n\x05reply\x18\x01 \x01(\x0b\x32\x13.atoll.v1.JoinReply\x12\x10\n\x08restores\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"@\n\tAnnounced\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x10\n\x08setbacks\x18\x03 \x01(\x04\"H\n\x05Table\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\r\n\x05sizes\x18\x03 \x03(\x04\x12\x11\n\tchecksums\x18\x04 \x03(\x07\"4\n\x05\x45nded\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x0c\n\x04\x64rop\x18\x03 \x01(\x08\"\x1b\n\x07Refetch\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\"\x1a\n\x06Opened\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\"/\n\nAnchorName\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x07\"u\n\tConfirmed\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12*\n\x06newest\x18\x02 \x01(\x0b\x32\x1a.atoll.ranks.v1.AnchorName\x12*\n\x06\x63hosen\x18\x03 \x01(\x0b\x32\x1a.atoll.ranks.v1.AnchorName\"p\n\x04Part\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x11\n\tpublished\x18\x03 \x01(\x07\x12\x0e\n\x06\x63rc32c\x18\x04 \x01(\x07\x12\x0e\n\x06merged\x18\x05 \x01(\x04\x12\x12\n\ngeneration\x18\x06 \x01(\x04\"+\n\x0bSessionLost\x12\r\n\x05shard\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\"2\n\x07Traffic\x12\n\n\x02up\x18\x01 \x01(\x04\x12\x0c\n\x04\x64own\x18\x02 \x01(\x04\x12\r\n\x05whole\x18\x03 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x61toll_wire/ranks.proto\x12\x0e\x61toll.ranks.v1\x1a\x16\x61toll_wire/outer.proto\"\x83\x04\n\x0bRankMessage\x12\x0e\n\x06sender\x18\x01 \x01(\r\x12(\n\x06joined\x18\x02 \x01(\x0b\x32\x16.atoll.ranks.v1.JoinedH\x00\x12.\n\tannounced\x18\x03 \x01(\x0b\x32\x19.atoll.ranks.v1.AnnouncedH\x00\x12&\n\x05table\x18\x04 \x01(\x0b\x32\x15.atoll.ranks.v1.TableH\x00\x12&\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x15.atoll.ranks.v1.EndedH\x00\x12*\n\x07refetch\x18\x06 \x01(\x0b\x32\x17.atoll.ranks.v1.RefetchH\x00\x12(\n\x06opened\x18\x07 \x01(\x0b\x32\x16.atoll.ranks.v1.OpenedH\x00\x12.\n\tconfirmed\x18\x08 \x01(\x0b\x32\x19.atoll.ranks.v1.ConfirmedH\x00\x12$\n\x04part\x18\t \x01(\x0b\x32\x14.atoll.ranks.v1.PartH\x00\x12%\n\x04rows\x18\n \x01(\x0b\x32\x15.atoll.ranks.v1.TableH\x00\x12\x33\n\x0csession_lost\x18\x0b \x01(\x0b\x32\x1b.atoll.ranks.v1.SessionLostH\x00\x12*\n\x07traffic\x18\x0c \x01(\x0b\x32\x17.atoll.ranks.v1.TrafficH\x00\x42\x06\n\x04what\"O\n\x06Joined\x12\"\n\x05reply\x18\x01 \x01(\x0b\x32\x13.atoll.v1.JoinReply\x12\x10\n\x08restores\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"T\n\tAnnounced\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x10\n\x08setbacks\x18\x03 \x01(\x04\x12\x12\n\nskipped_to\x18\x04 \x01(\x04\"H\n\x05Table\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\r\n\x05sizes\x18\x03 \x03(\x04\x12\x11\n\tchecksums\x18\x04 \x03(\x07\"4\n\x05\x45nded\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x0c\n\x04\x64rop\x18\x03 \x01(\x08\"\x1b\n\x07Refetch\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\"\x1a\n\x06Opened\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\"/\n\nAnchorName\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x07\"u\n\tConfirmed\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12*\n\x06newest\x18\x02 \x01(\x0b\x32\x1a.atoll.ranks.v1.AnchorName\x12*\n\x06\x63hosen\x18\x03 \x01(\x0b\x32\x1a.atoll.ranks.v1.AnchorName\"p\n\x04Part\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x11\n\tpublished\x18\x03 \x01(\x07\x12\x0e\n\x06\x63rc32c\x18\x04 \x01(\x07\x12\x0e\n\x06merged\x18\x05 \x01(\x04\x12\x12\n\ngeneration\x18\x06 \x01(\x04\"+\n\x0bSessionLost\x12\r\n\x05shard\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\"2\n\x07Traffic\x12\n\n\x02up\x18\x01 \x01(\x04\x12\x0c\n\x04\x64own\x18\x02 \x01(\x04\x12\r\n\x05whole\x18\x03 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,23 +37,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOINED']._serialized_start=584
   _globals['_JOINED']._serialized_end=663
   _globals['_ANNOUNCED']._serialized_start=665
-  _globals['_ANNOUNCED']._serialized_end=729
-  _globals['_TABLE']._serialized_start=731
-  _globals['_TABLE']._serialized_end=803
-  _globals['_ENDED']._serialized_start=805
-  _globals['_ENDED']._serialized_end=857
-  _globals['_REFETCH']._serialized_start=859
-  _globals['_REFETCH']._serialized_end=886
-  _globals['_OPENED']._serialized_start=888
-  _globals['_OPENED']._serialized_end=914
-  _globals['_ANCHORNAME']._serialized_start=916
-  _globals['_ANCHORNAME']._serialized_end=963
-  _globals['_CONFIRMED']._serialized_start=965
-  _globals['_CONFIRMED']._serialized_end=1082
-  _globals['_PART']._serialized_start=1084
-  _globals['_PART']._serialized_end=1196
-  _globals['_SESSIONLOST']._serialized_start=1198
-  _globals['_SESSIONLOST']._serialized_end=1241
-  _globals['_TRAFFIC']._serialized_start=1243
-  _globals['_TRAFFIC']._serialized_end=1293
+  _globals['_ANNOUNCED']._serialized_end=749
+  _globals['_TABLE']._serialized_start=751
+  _globals['_TABLE']._serialized_end=823
+  _globals['_ENDED']._serialized_start=825
+  _globals['_ENDED']._serialized_end=877
+  _globals['_REFETCH']._serialized_start=879
+  _globals['_REFETCH']._serialized_end=906
+  _globals['_OPENED']._serialized_start=908
+  _globals['_OPENED']._serialized_end=934
+  _globals['_ANCHORNAME']._serialized_start=936
+  _globals['_ANCHORNAME']._serialized_end=983
+  _globals['_CONFIRMED']._serialized_start=985
+  _globals['_CONFIRMED']._serialized_end=1102
+  _globals['_PART']._serialized_start=1104
+  _globals['_PART']._serialized_end=1216
+  _globals['_SESSIONLOST']._serialized_start=1218
+  _globals['_SESSIONLOST']._serialized_end=1261
+  _globals['_TRAFFIC']._serialized_start=1263
+  _globals['_TRAFFIC']._serialized_end=1313
 # @@protoc_insertion_point(module_scope)

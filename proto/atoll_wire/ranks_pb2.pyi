@@ -46,14 +46,16 @@ class Joined(_message.Message):
     def __init__(self, reply: _Optional[_Union[_outer_pb2.JoinReply, _Mapping]] = ..., restores: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Announced(_message.Message):
-    __slots__ = ("fragment", "version", "setbacks")
+    __slots__ = ("fragment", "version", "setbacks", "skipped_to")
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SETBACKS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_TO_FIELD_NUMBER: _ClassVar[int]
     fragment: int
     version: int
     setbacks: int
-    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., setbacks: _Optional[int] = ...) -> None: ...
+    skipped_to: int
+    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., setbacks: _Optional[int] = ..., skipped_to: _Optional[int] = ...) -> None: ...
 
 class Table(_message.Message):
     __slots__ = ("fragment", "seq", "sizes", "checksums")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import weakref
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_a_rank_keeps_the_anchors_that_rank_0_may_choose():
     for version in range(1, 8):
         exchange.offer(PreparedAnchor(0, version, ONE, Fate(q=ONE if version == 4 else None)), confirmed=False)
     exchange.supersede(0, (6, 0), chosen=(3, 0))
-    assert [each.version for each in exchange._prepared[0]] == [3, 6, 7]
+    assert [each.version for each in exchange._prepared[0]] == [1, 2, 3, 6, 7]
     exchange.follow([], [Adopting(0, 3, 0)], [])
     assert [each.version for each in exchange.todo.prepared] == [3]
     exchange.supersede(0, (7, 0), chosen=(3, 0))
@@ -93,15 +94,62 @@ def test_a_rank_keeps_the_anchors_that_rank_0_may_choose():
     assert [(each.version, each.fate.q is ONE) for each in exchange.todo.prepared] == [(7, True)]
 
 
+def test_a_rank_that_lags_by_two_boundaries_keeps_both_choices():
+    """Rank 0 ends a boundary as soon as all ranks have begun it, so it may choose again before the others follow."""
+    exchange = ThreadExchange(SYSTEM)
+    for version, chosen in ((1, None), (2, (1, 0)), (3, (2, 0))):
+        exchange.offer(PreparedAnchor(0, version, version * ONE, Fate()), confirmed=False)
+        exchange.supersede(0, (version, 0), chosen)
+    for version in (1, 2, 3):
+        exchange.follow([], [Adopting(0, version, 0)], [])
+        (prepared,) = exchange.todo.prepared
+        assert prepared.anchor[0] == version
+
+
+def test_versions_that_other_ranks_lack_are_counted():
+    exchange = ThreadExchange(SYSTEM)
+    for version in (1, 2, 3):
+        exchange.offer(PreparedAnchor(0, version, ONE, Fate()), confirmed=False)
+        assert exchange.unconfirmed(0) == version
+    exchange.supersede(0, (2, 0), None)
+    assert (exchange.unconfirmed(0), exchange.waiting, exchange.waits(0), exchange.waits(1)) == (1, 2, True, False)
+    exchange.follow([], [Adopting(0, 2, 0)], [])
+    assert exchange.unconfirmed(0) == 1
+
+
+@pytest.mark.parametrize("calls", range(1, 30))
+def test_a_signal_handler_that_raises_while_a_boundary_begins_repeats_and_loses_nothing(calls):
+    """Python runs signal handlers when a function is called."""
+    exchange, left = ThreadExchange(SYSTEM), [calls]
+    exchange.ask(1, 7)
+    exchange.offer(PreparedAnchor(0, 5, ONE, Fate()))
+
+    def interrupt(_, event: str, __) -> None:
+        left[0] -= event == "call"
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    sys.settrace(interrupt)
+    try:
+        exchange.next()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    work = [drained(exchange) for _ in range(2)]
+    assert [each.version for _, prepared, _ in work for each in prepared] == [5]
+    assert [each.cycle for _, _, due in work for each in due] == [7]
+
+
 def test_rank_0_keeps_the_anchor_that_it_has_chosen():
     exchange = ThreadExchange(SYSTEM)
     for version in (1, 2):
         exchange.offer(PreparedAnchor(0, version, ONE, Fate()))
-    (chosen,) = exchange.first()
+    (chosen,) = exchange.choose_first()
     exchange.offer(PreparedAnchor(0, 3, ONE, Fate()), confirmed=False)
     assert exchange.confirm(0, 3, 0) == (2, 0)
     assert [each.version for each in exchange.take_first([chosen])] == [2]
-    assert [each.version for each in exchange.first()] == [3]
+    assert [each.version for each in exchange.choose_first()] == [3]
 
 
 def test_a_fragment_is_adopted_before_it_is_taken():

@@ -118,6 +118,15 @@ def test_only_parts_that_several_ranks_hold_are_compared():
     assert [check.report() for check in each] == [0, 0], "compared"
 
 
+def test_comparisons_that_fall_behind_do_not_pile_up():
+    """A slow learner may have several due rounds at each agreement, which compares one fragment."""
+    parts = [sharded(rank, 2) for rank in range(2)]
+    check = checks(parts, [[torch.ones(64), torch.ones(32, 8)]] * 2)[0]
+    for _ in range(10):
+        check.read(0)
+    assert len(check._waiting) == 1
+
+
 def test_all_ranks_find_a_difference_between_two_of_them():
     """HSDP 2 x 2: ranks 0 and 2 hold the same parts, and so do 1 and 3."""
     parts = [sharded(rank % 2, 2) for rank in range(4)]

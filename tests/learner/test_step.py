@@ -6,23 +6,27 @@ import linecache
 import sys
 import threading
 import time
-from types import FrameType
+from types import FrameType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from atoll.boundary.host_memory import HostMemory
 from atoll.boundary.local_parameters import LocalParameters
+from atoll.boundary.round_answers import RoundAnswers
+from atoll.data.unit_log import UnitLog
 from atoll.errors import LearnerError
 from atoll.fragments import segments
 from atoll.fragments.adoption import Fate, PreparedAnchor, PseudoGradient
-from atoll.fragments.exchange import Submission
+from atoll.fragments.exchange import Submission, ThreadExchange
 from atoll.learner import Learner
 from atoll.model.parameters import Optimizers, Parameters
 from atoll.ranks.division import undivided
 from atoll.ranks.rank_group import ALONE
+from atoll.stats import Counters
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import plan
+from atoll_wire.process.clock import SYSTEM
 
 torch.set_num_threads(1)  # the test counts the interpreter's thread switches
 
@@ -209,6 +213,17 @@ def test_an_interrupted_adoption_is_completed_by_the_next_step_or_ends_the_learn
             assert "interrupted" in str(error)
             told += 1
     assert min(done, told) > 10, "the test must cover the whole step"
+
+
+def test_a_rank_that_does_not_decide_keeps_no_contribution_that_was_sent():
+    """Only rank 0 reads `uncoded`."""
+    taken = [Submission(0, cycle, SimpleNamespace(is_coded=True)) for cycle in range(3)]
+    rounds = RoundAnswers(SimpleNamespace(tracks=[]), ThreadExchange(SYSTEM), Counters(), lambda _: None, UnitLog())
+    for number, each in enumerate(taken, 1):
+        rounds.kept_back.append((number, each))
+        rounds.hand_over(number)
+    rounds.hand_over()
+    assert rounds._sent == []
 
 
 @pytest.mark.parametrize("tokens", [8.0, "8", None, True, -1, 1 << 64, torch.tensor(8.0)])

@@ -99,3 +99,19 @@ def test_a_failed_snapshot_leaves_no_file_and_is_not_repeated_immediately(world,
 def test_a_damaged_snapshot_is_replaced_immediately(world):
     world.nothing_is_new()
     assert world.snapshotter(damaged=True).due()
+
+
+def test_snapshots_of_earlier_attempts_at_a_checkpoint_are_not_kept(world):
+    """The registrar did not receive the shard's replies, so no checkpoint names these snapshots."""
+    snapshotter, stored = world.snapshotter(), []
+
+    async def commit(operation: Any) -> None:
+        stored.append(operation.keywords["kept"])
+
+    snapshotter._context.writer = SimpleNamespace(commit=commit)
+    snapshotter.kept = KeptSnapshots(frozenset({3, 7, 8}), through=3)
+    asyncio.run(snapshotter.keep_only([3]))
+    assert snapshotter.kept.snapshots == stored[-1].snapshots == {3}
+    snapshotter.kept = snapshotter.kept.plus(9)
+    asyncio.run(snapshotter.keep([3], 3))
+    assert snapshotter.kept.snapshots == {3, 9}, "a checkpoint may still name the newest"

@@ -237,7 +237,7 @@ class Island:
 
     def _begin(self, layout: Layout) -> None:
         """Does on all ranks what `Learner._take_over` does on one."""
-        first, divisions = self._exchange.first(), divisions_of(layout, self._parts)
+        first, divisions = self._exchange.choose_first(), divisions_of(layout, self._parts)
         if self._watched:
             samples, late = ParameterSamples(self.model.values, divisions[0]), self.lateness
             self._watch = MovementWatch(samples) if late is None else LateWatch(samples, late)

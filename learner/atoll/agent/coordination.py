@@ -111,6 +111,7 @@ class Leading(Coordination):
         self._counters = counters
         self._parts: defaultdict[tuple[int, int, int], dict[int, rk.Part]] = defaultdict(dict)
         self._rows: defaultdict[tuple[int, int], dict[int, Rows]] = defaultdict(dict)
+        self._newest_parts: dict[tuple[int, int], int] = {}  # version of the newest part, by rank and fragment
         self._confirmed: dict[int, tuple[int, int]] = {}  # version and published checksum, by fragment
         self._tables = Tables()
         self._news = asyncio.Event()
@@ -129,6 +130,9 @@ class Leading(Coordination):
 
     def prepared(self, track: FragmentTrack, header: pb.FetchHeader, checksum: int) -> None:
         if self._confirmed.get(track.fragment) == (header.version, header.crc32c):
+            for (fragment, version, _), parts in self._parts.items():
+                if fragment == track.fragment and version > header.version:
+                    parts.pop(0, None)  # the shard was restored, and this rank has dropped these versions
             self._confirm(track.fragment, header.version, header.crc32c)  # fetched again: all ranks have it
         else:
             self._part(0, part_of(track, header, checksum, self._core.session.generation))
@@ -143,7 +147,10 @@ class Leading(Coordination):
             waiting.cancel()
 
     def announced(self, track: FragmentTrack) -> None:
-        self._tell(announced=rk.Announced(fragment=track.fragment, version=track.target, setbacks=track.setbacks))
+        announced = rk.Announced(
+            fragment=track.fragment, version=track.target, setbacks=track.setbacks, skipped_to=track.skipped_to
+        )
+        self._tell(announced=announced)
 
     def opened(self, track: FragmentTrack) -> None:
         self._tell(opened=rk.Opened(fragment=track.fragment))
@@ -153,6 +160,7 @@ class Leading(Coordination):
 
     def restored(self) -> None:
         self._parts.clear()
+        self._newest_parts.clear()
         self._confirmed.clear()
 
     def ended(self, track: FragmentTrack, seq: int, *, drop: bool) -> None:
@@ -173,7 +181,7 @@ class Leading(Coordination):
         return False
 
     async def all_prepared(self, fragments: int) -> None:
-        while len(self._exchange.first()) < fragments:
+        while self._exchange.confirmed < fragments:
             self._news.clear()
             await self._news.wait()
 
@@ -200,6 +208,7 @@ class Leading(Coordination):
         if part.generation != self._core.session.generation:
             return  # the run was restored to a checkpoint: the rank will prepare its version
         track, name = self._core.track(part.fragment), (part.fragment, part.version, part.published)
+        self._note_skip(track, rank, part.version)
         parts = self._parts[name]
         parts[rank] = part
         owning = self._owning(track.run.fragment)
@@ -215,13 +224,23 @@ class Leading(Coordination):
             self._follow(track, parts, part)
         self._confirm(part.fragment, part.version, part.published)
 
+    def _note_skip(self, track: FragmentTrack, rank: int, version: int) -> None:
+        """Tells all ranks if a rank has skipped versions, because it fetched the whole fragment."""
+        newest = self._newest_parts.get((rank, track.fragment), -1)
+        self._newest_parts[rank, track.fragment] = version
+        if version != newest + 1 and version > track.skipped_to:
+            track.skipped_to = version
+            self.announced(track)
+            self.begin_fetch(track)
+
     def _confirm(self, fragment: int, version: int, published: int) -> None:
         self._confirmed[fragment] = version, published
-        chosen = self._exchange.confirm(fragment, version, published)
+        last = self._exchange.confirm(fragment, version, published)
         newest = rk.AnchorName(version=version, checksum=published)
-        last = None if chosen is None else rk.AnchorName(version=chosen[0], checksum=chosen[1])
-        self._tell(confirmed=rk.Confirmed(fragment=fragment, newest=newest, chosen=last))
+        chosen = None if last is None else rk.AnchorName(version=last[0], checksum=last[1])
+        self._tell(confirmed=rk.Confirmed(fragment=fragment, newest=newest, chosen=chosen))
         self._news.set()
+        self.begin_fetch(self._core.track(fragment))
 
     def _mismatch(self, track: FragmentTrack) -> None:
         log.error("the checksum of an anchor is wrong: fetching the whole fragment", fragment=track.fragment)
@@ -246,7 +265,10 @@ class Leading(Coordination):
 
     def _row(self, rank: int, fragment: int, seq: int, rows: Rows) -> None:
         """Records the table rows of a rank's frames. The last owner's rows complete the table."""
-        known, owning = self._rows[fragment, seq], self._owning(self._core.track(fragment).run.fragment)
+        track = self._core.track(fragment)
+        if rank and seq <= track.ended:
+            return
+        known, owning = self._rows[fragment, seq], self._owning(track.run.fragment)
         known[rank] = rows
         if known.keys() >= {0, *owning}:
             del self._rows[fragment, seq]

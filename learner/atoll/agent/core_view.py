@@ -59,6 +59,7 @@ class FragmentTrack:
     fetching: asyncio.Task[None] | None = None
     copying: asyncio.Task[None] | None = None  # see Fetcher.opened
     incoming: PartialFetch | None = None  # frames of a running or interrupted fetch
+    skipped_to: int = 0  # a rank has skipped versions up to this one, so all ranks may need it; too high after setbacks
     setbacks: int = 0  # number of restores from a backup or checkpoint that removed known versions
     restores: int = 0  # number of restores to a checkpoint since this learner began to train
 

@@ -34,6 +34,7 @@ from atoll.transfers.retry_loop import Failure, retry
 log = structlog.get_logger()
 
 MANY = 3  # consecutive failures of one fetch before a warning
+MAX_AHEAD = 2  # versions of a fragment that a rank prepares before other ranks have prepared them; limits memory
 
 
 class Fetcher:
@@ -76,10 +77,15 @@ class Fetcher:
         self.begin(track)
 
     def begin(self, track: FragmentTrack) -> None:
-        """Starts a task that brings the track up to date, unless one is running or the track is up to date."""
-        if track.run.frames and track.behind() and track.fetching is None:
+        """Starts a task that brings the track up to date, unless one is running or nothing can be fetched now."""
+        if track.run.frames and self._may_fetch(track) and track.fetching is None:
             track.fetching = asyncio.get_running_loop().create_task(self._bring(track))
             track.fetching.add_done_callback(self._ended)
+
+    def _may_fetch(self, track: FragmentTrack) -> bool:
+        """Returns whether the track is behind, and the other ranks are not too far behind this one."""
+        ahead = self._coordination.owners.size > 1 and self._exchange.unconfirmed(track.fragment) >= MAX_AHEAD
+        return track.behind() and (not ahead or track.whole or track.version < track.skipped_to)
 
     async def close(self) -> None:
         """Ends all fetches. An error of theirs goes to `stop`, not to the end of the event loop."""
@@ -92,7 +98,7 @@ class Fetcher:
 
     def opened(self, track: FragmentTrack) -> None:
         """Starts the work that all ranks can do before a step boundary answers the fragment's round."""
-        work = self._coder.ahead(track.anchor, self._shape(track))
+        work = None if self._counters.paused else self._coder.ahead(track.anchor, self._shape(track))
         if work is None:
             return
         self._coordination.opened(track)
@@ -113,7 +119,7 @@ class Fetcher:
     async def _bring(self, track: FragmentTrack) -> None:
         once, failed, came = partial(self._once, track), partial(self._failed, track), partial(_came, track)
         try:
-            while track.behind() and not self._core.leaving:
+            while self._may_fetch(track) and not self._core.leaving:
                 await retry(self._core, track, track.behind, once, failed, self._rng, came)
         finally:
             track.fetching = None
@@ -205,7 +211,8 @@ class Fetcher:
         decoded = incoming.decoded(old if incoming.version else None)
         if decoded is None or len(decoded.values) != len(old):
             return decoded, None  # the values are invalid, or this is the first anchor
-        if self._exchange.fragments_waiting >= self._coder.changes_ahead:
+        most = 1 if decoded.update is None else self._coder.max_changes_ahead
+        if self._exchange.waits(track.fragment) or self._exchange.waiting >= most:
             return decoded, None  # the step boundary computes it: during a long evaluation, all fragments may wait
         values = self._coder.change(old, decoded.values, decoded.update, q, self._shape(track))
         return decoded, Change(old, q, values)

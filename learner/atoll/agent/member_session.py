@@ -76,12 +76,14 @@ class MemberSession(RunSession):
             track.setbacks = told.setbacks
             track.whole |= told.version < track.version
             track.target = told.version
+        track.skipped_to = max(track.skipped_to, told.skipped_to)
         track.target = max(track.target, told.version)
         self._fetcher.begin(track)
 
     def _confirmed(self, told: rk.Confirmed) -> None:
         chosen = (told.chosen.version, told.chosen.checksum) if told.HasField("chosen") else None
         self._exchange.supersede(told.fragment, (told.newest.version, told.newest.checksum), chosen)
+        self._fetcher.begin(self.core.track(told.fragment))
 
     async def _report(self) -> None:
         """Reports the transferred bytes, and any session that the core does not know, to rank 0."""

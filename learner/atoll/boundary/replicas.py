@@ -60,8 +60,12 @@ class ReplicaCheck:
         self._waiting = deque[_Sample]()
 
     def read(self, fragment: int) -> None:
-        """Reads the samples of a fragment, without waiting for the device. Does nothing if no rank holds replicas."""
-        if not self._sets[fragment]:
+        """Reads the samples of a fragment, without waiting for the device.
+
+        Does nothing if no rank holds replicas. Also does nothing if earlier samples of the fragment are not compared
+        yet: one agreement compares one fragment, but several rounds may be due.
+        """
+        if not self._sets[fragment] or any(each.fragment == fragment for each in self._waiting):
             return
         with torch.no_grad():
             rows = [view(local_tensor(self._values[tensor]), start, VALUES) for tensor, start in self._places[fragment]]

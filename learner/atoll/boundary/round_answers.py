@@ -53,8 +53,11 @@ class RoundAnswers:
     @property
     def uncoded(self) -> int:
         """The number of pseudo-gradients that hold a copy of their values, because they are not encoded yet."""
-        self._sent = [each for each in self._sent if not (each.settled or each.outstanding.is_coded)]
+        self._forget_coded()
         return len(self.kept_back) + len(self._sent)
+
+    def _forget_coded(self) -> None:
+        self._sent = [each for each in self._sent if not (each.settled or each.outstanding.is_coded)]
 
     def answer(self, boundary: int) -> None:
         """Answers all due rounds in order. boundary: see `take`."""
@@ -104,6 +107,7 @@ class RoundAnswers:
             self._local.tracks[self._taking].refused()  # `take` was interrupted
         self._taking = None
         self._judged = max(self._judged, judged)
+        self._forget_coded()
         while self.kept_back and self.kept_back[0][0] <= self._judged:
             taken = self.kept_back[0][1]
             self._submit(taken)

@@ -59,7 +59,7 @@ class DeviceCoder:
     Worker threads call `code` and `change`, which copy to and from host memory.
     """
 
-    changes_ahead = 4  # each takes four bytes per value on the device
+    max_changes_ahead = 4  # each takes four bytes per value on the device
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

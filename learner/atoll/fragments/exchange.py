@@ -95,7 +95,8 @@ class ThreadExchange:
         self._lock = threading.Lock()
         self._prepared: dict[int, list[PreparedAnchor]] = {}  # by fragment, oldest first
         self._confirmed: OrderedDict[int, AnchorName] = OrderedDict()  # by fragment
-        self._chosen: dict[int, AnchorName] = {}  # by fragment: the anchor that this rank chose last
+        self._chosen: dict[int, AnchorName] = {}  # by fragment: the anchor that rank 0 chose last, as far as known
+        self._newest: dict[int, AnchorName] = {}  # by fragment: the newest confirmed anchor
         self._due: OrderedDict[int, DueRound] = OrderedDict()
         self._released: list[int] = []
         self.working = BoundaryAtWork(clock)  # context manager for the work of a boundary
@@ -121,10 +122,21 @@ class ThreadExchange:
                 self._confirm(prepared.fragment, prepared.version, prepared.checksum)
 
     @property
-    def fragments_waiting(self) -> int:
-        """The number of fragments with an anchor that waits for a step boundary."""
+    def waiting(self) -> int:
+        """The number of anchors that wait for a step boundary."""
         with self._lock:
-            return sum(map(bool, self._prepared.values()))
+            return sum(map(len, self._prepared.values()))
+
+    def waits(self, fragment: int) -> bool:
+        """Returns whether an anchor of this fragment waits for a step boundary."""
+        with self._lock:
+            return bool(self._prepared.get(fragment))
+
+    def unconfirmed(self, fragment: int) -> int:
+        """Returns the number of anchors that are newer than the newest confirmed one."""
+        with self._lock:
+            waiting = self._prepared.get(fragment, [])
+            return len(waiting) - 1 - _place(waiting, self._newest.get(fragment))
 
     def confirm(self, fragment: int, version: int, checksum: int) -> AnchorName | None:
         """Records that all ranks have prepared an anchor, so that step boundaries may adopt it.
@@ -143,20 +155,20 @@ class ThreadExchange:
         self._news.notify_all()
 
     def supersede(self, fragment: int, newest: AnchorName, chosen: AnchorName | None) -> None:
-        """Drops anchors that rank 0 can no longer choose: all up to `newest` except these two.
+        """Combines `newest` with the anchors between `chosen` and `newest`, which rank 0 can no longer choose.
 
-        newest: confirmed on rank 0. chosen: rank 0's last choice, which this rank may not have received yet.
+        newest: confirmed on rank 0. chosen: rank 0's last choice. This rank may still have to adopt it and older ones.
         """
         with self._lock:
             self._fold(fragment, newest, chosen)
 
     def _fold(self, fragment: int, newest: AnchorName, chosen: AnchorName | None) -> None:
-        """Combines the two anchors with older ones, so that a long time without a boundary does not fill the memory."""
+        """See `supersede`. Otherwise, a long time without a boundary would fill the memory."""
         waiting = self._prepared.get(fragment, [])
-        middle = _place(waiting, chosen) + 1
-        end = max(middle, _place(waiting, newest) + 1)
-        folded = [_combined(some) for some in (waiting[:middle], waiting[middle:end]) if some]
-        self._prepared[fragment] = [*folded, *waiting[end:]]
+        self._newest[fragment] = newest
+        begin, end = _place(waiting, chosen) + 1, _place(waiting, newest) + 1
+        if begin < end:
+            self._prepared[fragment] = [*waiting[:begin], _combined(waiting[begin:end]), *waiting[end:]]
 
     def ask(self, fragment: int, cycle: int) -> None:
         """Adds a round that a step boundary must answer."""
@@ -221,15 +233,20 @@ class ThreadExchange:
         """The number of contributions that are neither acknowledged nor refused."""
         return len(self._unsettled)
 
-    def first(self) -> list[Adopting]:
+    @property
+    def confirmed(self) -> int:
+        """The number of fragments with a confirmed anchor."""
+        return len(self._confirmed)
+
+    def choose_first(self) -> list[Adopting]:
         """Chooses the confirmed anchors. Returns them in order of fragments."""
         with self._lock:
             named = [Adopting(fragment, *self._confirmed[fragment]) for fragment in sorted(self._confirmed)]
-            self._choose(named)
+            self._chosen = self._chosen | _names(named)
             return [replace(each, restores=self._found(each)[0].fate.restores) for each in named]
 
     def take_first(self, anchors: Sequence[Adopting]) -> list[PreparedAnchor]:
-        """Removes and returns the anchors with which the learner begins. anchors: the result of `first` on rank 0."""
+        """Removes and returns the anchors with which the learner begins. anchors: `choose_first` of rank 0."""
         with self._lock:
             taken = [self._found(each, decided=True) for each in anchors]
             for prepared, left in taken:
@@ -303,18 +320,16 @@ class ThreadExchange:
         answered = {each.fragment for each in due}
         left = OrderedDict((number, each) for number, each in self._due.items() if number not in answered)
         still = self._released[len(released) :]
+        chosen = self._chosen | _names(adopted)
         more = bool(confirmed or left or still)
         # Only assignments follow, so that no signal handler runs between them.
         self.todo = BoundaryWork(deque(released), deque(each for each, _ in found), deque(due))
         self._released = still
         self._prepared = prepared
-        self._choose(adopted)
+        self._chosen = chosen
         self._confirmed = confirmed
         self._due = left
         self.something = more
-
-    def _choose(self, adopted: Sequence[Adopting]) -> None:
-        self._chosen.update((each.fragment, (each.version, each.checksum)) for each in adopted)
 
     def _unadopted(self, adopted: Mapping[int, PreparedAnchor]) -> OrderedDict[int, AnchorName]:
         """Returns the confirmed anchors except those that are now adopted."""
@@ -338,6 +353,10 @@ class ThreadExchange:
             fate = Fate(found.fate.q if wanted.merged else None, wanted.drop, wanted.restores)
             found = replace(found, fate=fate)
         return found, left
+
+
+def _names(adopted: Sequence[Adopting]) -> dict[int, AnchorName]:
+    return {each.fragment: (each.version, each.checksum) for each in adopted}
 
 
 def _place(anchors: Sequence[PreparedAnchor], name: AnchorName | None) -> int:

@@ -16,7 +16,7 @@ from atoll.fragments import segments
 from atoll.fragments.segments import I64, Coded, FragmentShape
 
 ahead = segments.ahead
-changes_ahead = sys.maxsize  # see Coder; they only refer to coded values
+max_changes_ahead = sys.maxsize  # see Coder; they only refer to coded values
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 I64 = NDArray[np.int64]
 
 
-changes_ahead = 8  # see Coder; each takes four bytes per value
+max_changes_ahead = 8  # see Coder; each takes four bytes per value
 ALIGNED = 64  # alignment in bytes of each frame's content in the shared block of memory
 
 
@@ -102,11 +102,11 @@ class Coder(Protocol):
 
     The results of all coders are bit-identical. The type of values depends on the coder.
 
-    changes_ahead: limit on results of `change` that wait for a step boundary, because of their memory.
+    max_changes_ahead: limit on results of `change` that wait for a step boundary, because of their memory.
     """
 
     @property
-    def changes_ahead(self) -> int: ...
+    def max_changes_ahead(self) -> int: ...
 
     def ahead(self, anchor: F32, shape: FragmentShape) -> Callable[[], None] | None:
         """Returns a function that makes a later `code` with this anchor faster, or None. Worker threads call it."""

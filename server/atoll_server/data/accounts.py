@@ -217,15 +217,18 @@ class Accounts:
         settled, early = bool(lease.ended) and lease.settled, bool(lease.ended) and lease.overdue
         if not settled and lease.decided_with == lease.by_fragment:
             return
-        for unit in list(lease.units.values()):
+        decided = list[int]()
+        for unit in lease.units.values():
             final = settled or unit.ordinal <= through
             if unit.outcome is not Outcome.LEASED or final or early:
                 self._book(unit, changes)
             elif not lease.ended:
                 break  # no later unit can be decided either
             if final:
-                del lease.units[unit.ordinal]
-                changes.units[lease.id, unit.ordinal] = None
+                decided.append(unit.ordinal)
+        for ordinal in decided:
+            del lease.units[ordinal]
+            changes.units[lease.id, ordinal] = None
         lease.decided_with = dict(lease.by_fragment) if early else None
         if lease.ended and not lease.units:
             del self.leases[lease.id]

@@ -21,7 +21,7 @@ from atoll_server.telemetry import entries
 
 log = structlog.get_logger()
 
-SNAPSHOT_S = 600.0  # limit on the seconds that a shard may need for a snapshot
+SNAPSHOT_S = 3600.0  # limit on the seconds that a shard may need for a snapshot; a detached shard fails earlier
 
 
 async def take_snapshot(shard: Shard, *, keep: bool = False) -> pb.Checkpoint:
@@ -73,9 +73,10 @@ class RunCheckpoints:
                     f"{names} not attached, and a checkpoint needs all shards: start the missing shards, then try again"
                 )
                 raise Refused(Status.UNAVAILABLE, text)
-            request, datasets = pb.TakeCheckpointRequest(), self._core.dataset_accounts()  # before any snapshot
+            datasets = self._core.dataset_accounts()  # before any snapshot
             taking: dict[int, Awaitable[Any]] = {attached.own: take_snapshot(own, keep=True)}
             for number in attached.remote:
+                request = pb.TakeCheckpointRequest(named=sorted(self._named(number)))
                 taking[number] = self._calls.ask(number, "TakeCheckpoint", request, SNAPSHOT_S)
             outcomes = dict(zip(taking, await asyncio.gather(*taking.values(), return_exceptions=True), strict=True))
             try:
@@ -117,13 +118,17 @@ class RunCheckpoints:
         """Tells all shards which of their snapshots the checkpoints name, so that they delete the others."""
         run = self._run
         for number in (run.attached.own, *run.attached.remote):
-            named = {each.snapshots[number] for each in run.manifests}
+            named = self._named(number)
             through = max(self._through.get(number, 0), max(named, default=0))
             if number == run.attached.own:
                 if run.shard is not None:
                     await run.shard.snapshots.keep(named, through)
             else:
                 run.attached.keep(number, named, through)
+
+    def _named(self, number: int) -> set[int]:
+        """Returns the snapshots of a shard that checkpoints name."""
+        return {each.snapshots[number] for each in self._run.manifests}
 
     def due(self) -> bool:
         """Returns whether the interval has passed and versions have changed since the newest checkpoint."""

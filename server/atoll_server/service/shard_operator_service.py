@@ -59,10 +59,12 @@ class ShardOperatorService(rpc.OperatorServicer):
         async with self._answering(context):
             return list_rounds(self._core.run, self._core.timeline, request)
 
-    async def TakeCheckpoint(self, _request: pb.TakeCheckpointRequest, context: Context) -> Any:  # noqa: ANN401
+    async def TakeCheckpoint(self, request: pb.TakeCheckpointRequest, context: Context) -> Any:  # noqa: ANN401
         """Takes a snapshot and keeps it, since a checkpoint of the run may name it."""
         async with self._answering(context):
-            return await take_snapshot(self._core.run.running(), keep=True)
+            shard = self._core.run.running()
+            await shard.snapshots.keep_only(request.named)
+            return await take_snapshot(shard, keep=True)
 
     async def ExportCheckpoint(
         self, request: pb.ExportCheckpointRequest, context: Context

@@ -80,6 +80,10 @@ class Snapshotter:
             await self._context.writer.commit(partial(manifests.put_kept, kept=kept))
             crash_points.point("kept.committed")
 
+    async def keep_only(self, named: Collection[int]) -> None:
+        """Durably stores that only these snapshots must be kept. Earlier attempts at a checkpoint have ended."""
+        await self.keep(named, max(self.kept.snapshots, default=0))
+
     def merged(self, took_s: float) -> None:
         """Records a new merge, which no snapshot covers yet. took_s: duration of the merge in seconds."""
         self._unsaved_s += took_s
