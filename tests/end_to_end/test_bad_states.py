@@ -188,7 +188,7 @@ def tally_has_changed_tokens(directory: Path) -> None:
     sql(directory, "UPDATE tallies SET tokens='7'")
 
 
-@bad("the run uses protocol 77, but this core uses 2: use the version that started the run")
+@bad("the run uses protocol 77, but this core uses 3: use the version that started the run")
 def run_uses_a_different_protocol(directory: Path) -> None:
     set_meta(directory, "protocol", 77)
 
