@@ -109,11 +109,8 @@ def a_late_report_undoes_a_departure(patch: Patch) -> Iterator[None]:
     progress = learner_service.progress
 
     def counts(run: KnownRun, most: int, entry: RegistryEntry, seen: pb.Progress) -> None:
-        session, entry.session = entry.session, entry.session or 1
-        try:
-            progress(run, most, entry, seen)
-        finally:
-            entry.session = session
+        entry.account.left_at = None
+        progress(run, most, entry, seen)
 
     with patch(learner_service, "progress", counts):
         yield
