@@ -20,7 +20,7 @@ import numpy as np
 from atoll.agent import coordination, fetching, run_session, sending, shard_session
 from atoll.boundary import movement, movement_watch, round_answers, step_boundary
 from atoll.boundary.host_values import HostValues
-from atoll.fragments import adoption, in_place, segments
+from atoll.fragments import adoption, exchange, in_place, segments
 from atoll.model import optimizer_copies
 from atoll.transfers import partial_fetch
 from atoll_server.access import quotas, reader_limits
@@ -662,6 +662,25 @@ def a_rank_does_not_fetch_again_what_it_failed_to_fetch() -> Iterator[None]:
 
     had_failed = fetching.Fetcher._failed
     with patch(fetching.Fetcher, "_failed", failed), patch(fetching.Fetcher, "begin", unless_given_up):
+        yield
+
+
+@defect
+def ranks_wait_for_versions_that_a_rank_has_skipped() -> Iterator[None]:
+    """Rank 0 does not tell the ranks that one of them fetched a whole fragment, so it will prepare no older version."""
+    with patch(coordination.Leading, "_note_skip", lambda *_: None):
+        yield
+
+
+@defect
+def ranks_drop_what_rank_0_has_chosen() -> Iterator[None]:
+    """Ranks combine all anchors up to the newest confirmed one, although an older choice may be on its way."""
+    fold = exchange.ThreadExchange._fold
+
+    def all_of_them(self: exchange.ThreadExchange, fragment: int, newest: Any, _: Any) -> None:
+        fold(self, fragment, newest, None)
+
+    with patch(exchange.ThreadExchange, "_fold", all_of_them):
         yield
 
 
