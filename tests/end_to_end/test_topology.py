@@ -69,6 +69,7 @@ def test_a_dead_front_is_named_with_the_learners_behind_it(tmp_path):
         eu.kill()
         eventually(lambda: eu_link(it).state == "silent" and states(it)["far"] == "cut_off")
         after, status = eu_link(it), it.status()
+        eventually(lambda: any(text.startswith("front eu is cut off") for text in events(it)))  # recorded each second
         eu.start()
         eventually(lambda: eu_link(it).state == "connected" and states(it)["far"] == "live")
         assert eu_link(it).learners == ["far"]
