@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.simulation.island import Island
 
 CHANCE = 0.15  # share of seeds with a dataset
-HANDOVERS = 0.5  # share of these, if nobody is hostile, in which one new process must finish the dataset alone
+HANDOVERS = 0.5  # share of these, without a hostile learner, in which a new process must finish the dataset alone
 SILENCE_S = (0.5, 2.0, 300.0)
 UNITS, EPOCHS = (4, 60), (1, 2)
 MOST_SAMPLES, MOST_AT_ONCE = 3, 8  # samples per unit, and per inner step

@@ -3,8 +3,8 @@
 Only the training thread uses this module. To take a pseudo-gradient, it copies this rank's parameters and sends them to
 the owners of the frames. A worker thread encodes the pseudo-gradient later. To adopt an anchor, the owners send changes
 to the ranks that hold the parameters, and these ranks add the changes. A single-process learner sends nothing, because
-it holds all parameters and owns all frames. In host memory, it also copies nothing: encoding takes little longer than
-a copy, whose memory is saved.
+it holds all parameters and owns all frames. In host memory, it also copies nothing: it encodes at
+the step boundary, which takes longer than a copy but saves the copy's memory.
 
 The values are in host memory, or on the device of the parameters if a coder for that device is given.
 """

@@ -21,7 +21,7 @@ from atoll_server.telemetry import entries
 
 log = structlog.get_logger()
 
-SNAPSHOT_S = 3600.0  # limit on the seconds that a shard may need for a snapshot; a detached shard fails earlier
+SNAPSHOT_S = 3600.0  # limit on the seconds that a shard may need for a snapshot; keepalive notices a dead one earlier
 
 
 async def take_snapshot(shard: Shard, *, keep: bool = False) -> pb.Checkpoint:
