@@ -27,7 +27,8 @@ def test_killed_processes_come_back_with_their_recovery_phases(tmp_path):
     assert all(learner[part] > 0 for part in ("prepared_s", "joining_s", "first_step_s"))
     assert core["serving_s"] > 0
     assert 0.3 < found["goodput"] < 1.0
-    down_s = sum(learner[part] for part in ("prepared_s", "joining_s", "first_step_s"))
+    # On a slow machine, the learner comes back while the core is dead.
+    down_s = sum(learner[part] for part in ("prepared_s", "joining_s", "first_step_s")) + core["serving_s"]
     assert learner["prepared_s"] - 1.0 <= found["goodput_lost_s"]["restarting"] <= down_s + 1.0
     counts = found["contributions"]
     assert counts["pending"] == 0

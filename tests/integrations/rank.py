@@ -190,8 +190,12 @@ def allow_fsdp_on_cpus() -> None:
 
 def check_sharded(model: torch.nn.Module) -> None:
     """Raises AssertionError unless each rank holds a part of every parameter."""
+    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # an evaluation leaves some modules with whole parameters until the next backward pass
     assert all(isinstance(each, DTensor) for each in model.parameters())
     assert all(each.to_local().numel() < each.numel() for each in model.parameters())
 

@@ -273,12 +273,12 @@ class ShardedWorld:
 
         Before the first shard attaches, the registrar knows no shards, so it cannot name late ones.
         """
-        confirmed = {core.run.number, *core.run.attached.remote} - set(late)
-        return [home for home in self.homes if self._place(home, core) in confirmed]
-
-    @staticmethod
-    def _place(home: Home, core: Core) -> int:
-        return home.shard.number if home.shard is not None else core.run.number
+        confirmed = set(core.run.attached.remote) - set(late)
+        return [
+            home
+            for home in self.homes
+            if home is self.registrar or (home.shard is not None and home.shard.number in confirmed)
+        ]
 
     def _pause(self) -> None:
         """Pauses the run, and resumes it later, however often the registrar dies meanwhile."""
