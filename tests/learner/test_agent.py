@@ -356,7 +356,7 @@ def test_rounds_are_not_declined_while_a_boundary_with_much_work_is_busy(monkeyp
 
 def test_at_most_eight_copies_of_values_wait_for_the_coder(monkeypatch):
     """Each pseudo-gradient holds a copy of its values until it is encoded, and a copy takes as much as the fragment."""
-    many, may_code, most = 3 * PER_BOUNDARY, threading.Event(), 0
+    many, may_code = 3 * PER_BOUNDARY, threading.Event()
     code = in_place.code
 
     def slow(*arguments: object) -> object:
@@ -372,12 +372,14 @@ def test_at_most_eight_copies_of_values_wait_for_the_coder(monkeypatch):
             loop.turn()
             for fragment in range(many):
                 core.open(fragment)
-            for _ in range(20):
+            boundary = learner._boundary
+            copies = lambda: sum(track.flying is not None for track in boundary.local.tracks)  # noqa: E731
+            loop.until(lambda: copies() + len(boundary._exchange._due) == many)  # the learner knows all rounds
+            for _ in range(3):
                 loop.turn()
-                most = max(most, sum(track.flying is not None for track in learner._boundary.local.tracks))
+                assert copies() == PER_BOUNDARY
             may_code.set()
             loop.until(lambda: len(core.receipts) == many)
-        assert most == PER_BOUNDARY
         assert not core.reasons()
 
 
