@@ -104,19 +104,16 @@ class Heavy(nn.Module):
 @pytest.mark.parametrize("where", ["at the learner", "before a front"])
 def test_a_learner_joins_over_connections_that_die_within_a_fragment(tmp_path: Path, where: str):
     with core(tmp_path, "--fragments", "1") as running, relay(running.address, most_down=3_000_000) as link:
-        stop: list[bool] = []
-        first = Trainee(running.address, "first", lambda _: bool(stop), model=Heavy())
+        # It has left when the other joins: otherwise, a merge could replace the version that is being fetched.
+        first = Trainee(running.address, "first", lambda t: t.learner.stats().merged > 1, model=Heavy())
         first.start()
-        eventually(lambda: first.losses and first.learner.stats().merged > 1)
+        first.done()
         with front(tmp_path / "front", link.address) as gateway:
             address = gateway.address if where == "before a front" else link.address
             late = Trainee(address, "late", lambda t: t.learner.stats().merged > 0, model=Heavy(), drain_s=0.5)
             late.start()
-            eventually(lambda: late.losses, timeout_s=60.0)
-            whole = late.learner.stats().bytes_whole
-            stop.append(True)
-            first.done()
             late.done()
+            whole = late.learner.stats().bytes_whole
         assert link.spent > 1, "no connection may carry the whole fragment"
-        # Two versions of 5.2 MB, and per version one frame that a lost connection interrupted.
-        assert whole < 13_000_000, "received frames must not be fetched again after a lost connection"
+        # The parameters take 5.25 MB, and a frame 1.75 MB.
+        assert whole < 6_000_000, "received frames must not be fetched again after a lost connection"
