@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -37,9 +38,20 @@ def test_killed_processes_come_back_with_their_recovery_phases(tmp_path):
 
 
 def test_a_process_that_ends_by_itself_ends_chaos_with_one_line(tmp_path):
-    file, python = tmp_path / "Procfile", sys.executable
-    file.write_text(f"core: {python} -c 'import time; time.sleep(60)'\nbad: {python} -c 'raise SystemExit(3)'\n")
+    started, file = tmp_path / "pid", tmp_path / "Procfile"
+    core, bad = tmp_path / "core.py", tmp_path / "bad.py"
+    # The core lives until chaos ends it, or until an alarm if chaos does not.
+    core.write_text(
+        "import os, pathlib, signal\n"
+        f"pathlib.Path('{started}.part').write_text(str(os.getpid()))\n"
+        f"os.rename('{started}.part', '{started}')\n"
+        "signal.alarm(120)\n"
+        "signal.pause()\n"
+    )
+    bad.write_text(f"import os\nwhile not os.path.exists('{started}'):\n    pass\nraise SystemExit(3)\n")
+    file.write_text(f"core: {sys.executable} {core}\nbad: {sys.executable} {bad}\n")
     command = [*ATOLL, "chaos", "--procfile", str(file), "--server", "127.0.0.1:1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr == "error: bad exited with status 3: its log is empty\n"
+    assert not psutil.pid_exists(int(started.read_text())), "chaos must end the other processes"

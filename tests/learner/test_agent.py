@@ -373,7 +373,10 @@ def test_at_most_eight_copies_of_values_wait_for_the_coder(monkeypatch):
             for fragment in range(many):
                 core.open(fragment)
             boundary = learner._boundary
-            copies = lambda: sum(track.flying is not None for track in boundary.local.tracks)  # noqa: E731
+
+            def copies() -> int:
+                return sum(track.flying is not None for track in boundary.local.tracks)
+
             loop.until(lambda: copies() + len(boundary._exchange._due) == many)  # the learner knows all rounds
             for _ in range(3):
                 loop.turn()
