@@ -28,7 +28,7 @@ class Storm:
 
     def __init__(self, world: World) -> None:
         self._world, self._rng = world, world.rng
-        self._let_in: set[str] = set()  # evicted learners that were readmitted
+        self.let_in: set[str] = set()  # evicted learners that were readmitted
         self._asked: Counter[str] = Counter()  # number of operator actions per name
         self._pauses = 0  # requests to pause or resume
 
@@ -125,7 +125,7 @@ class Storm:
         """Evicts a learner, and readmits it later, however often the core dies meanwhile."""
         name = self._rng.choice(self._world.names)
         self._world.counts["evictions"] += 1
-        self._let_in.discard(name)
+        self.let_in.discard(name)
         self._tell(name, "test")
         self._world.loop.after(self._rng.uniform(0.3, 2.0) ** 3, self._undo, name)  # up to 8 s, mostly less
 
@@ -135,7 +135,7 @@ class Storm:
         if island is None or not island.process.alive or island.process in self._world.network.partitioned:
             return
         self._world.counts["evictions that the learner did not notice"] += 1
-        self._let_in.discard(island.name)
+        self.let_in.discard(island.name)
         self._world.network.part(island.process)
         for call in [call for call in self._world.network.calls if call.learner is island.process]:
             call.hang_up(0.0)
@@ -148,7 +148,7 @@ class Storm:
             self._world.network.heal(process)
 
     def _undo(self, name: str) -> None:
-        if name in self._let_in:
+        if name in self.let_in:
             self._world.start_island(name)
             return
         self._tell(name, "")
@@ -166,7 +166,7 @@ class Storm:
             checks.fenced_at.pop((name, incarnation), None)
         await core.run.evict(name, reason)
         if not reason:
-            self._let_in.add(name)  # the operator received the answer, so the change is durable
+            self.let_in.add(name)  # the operator received the answer, so the change is durable
         checks.note(f"{name} is evicted" if reason else f"{name} is readmitted")
         if reason and number == self._asked[name]:  # no readmission was requested meanwhile
             checks.fenced_at.setdefault((name, incarnation), self._world.loop.now)

@@ -24,6 +24,7 @@ from atoll_server.settings import RunSettings
 
 from tests.simulation.bookkeeping import Violation
 from tests.simulation.checks import Checks
+from tests.simulation.data_units import CHANCE
 from tests.simulation.defects import DEFECTS
 from tests.simulation.find_defects import find_again
 from tests.simulation.loop import Dead, VirtualLoop
@@ -89,17 +90,24 @@ def test_the_first_seeds_have_every_situation_of_late_rows(first_seeds):
     assert not rare, "these situations are too rare in the seeds"
 
 
-@pytest.mark.parametrize("seed", [9000002895, 9300003658, 9400000154, 9400000884, 10100001521, 11100004161])
-def test_seeds_that_once_failed(seed):
-    """The simulation was at fault in the first four (its last account) and in the last, and the product in the fifth.
+@pytest.mark.parametrize(
+    ("seed", "data"),
+    [
+        *((seed, CHANCE) for seed in (9000002895, 9300003658, 9400000154, 9400000884, 10100001521, 11100004161)),
+        (12995003770, 1.0),
+    ],
+)
+def test_seeds_that_once_failed(seed, data):
+    """The product was at fault in the fifth, and the simulation in the others: in the first four, its last account.
 
     9000002895: a timer of the storm started a learner after the last account, and the learner leased units.
     9300003658: units were being leased during the last account, and the ledger did not contain this lease yet.
     9400000154, 9400000884: learners took new work during the last account, after a wait.
     10100001521: a learner was evicted and soon readmitted, and its process came back with outstanding work on units.
     11100004161: a liar's steps took twice as long on the core's clock as the check of its tokens per step allowed.
+    12995003770: a learner was evicted while cut off, and a process that it had replaced joined before it was back.
     """
-    simulate(seed)
+    simulate(seed, data=data)
 
 
 def test_a_crashing_seed_is_named_and_the_others_continue(monkeypatch):

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from atoll_server.checkpoints.restore import Origin, restore
 from atoll_server.checkpoints.snapshot import snapshot_path
@@ -81,6 +81,7 @@ class World:
         quorum, grace = random.Random(seed + 0.75).choice(((2, 0.8), (2, 0.8), (1, 0.0), (2, 0.0)))
         self.waiting = {"quorum": {"learners": quorum}, "grace_ratio": grace} if grace == 0.0 else {}
         self.islands: dict[str, Island] = {}
+        self._readmitted: Set[str] = set()  # learners that were evicted before
         self.zombies: list[Island] = []
         self._harm = random.Random(f"{seed} hostile")  # a separate stream
         self.harmed = self._harm.random() < HARMED
@@ -127,7 +128,9 @@ class World:
             self.start_front(front)
         for name in self.names:
             self.loop.after(self.rng.uniform(0, 0.5), self.start_island, name)
-        self._storm(self).begin()
+        storm = self._storm(self)
+        self._readmitted = storm.let_in
+        storm.begin()
         late = self.late_rows.wanted and self.weights.strange is not None
         self.weights.begin(LATE_STORM_S if late else STRANGE_STORM_S)
         if self.harmed:
@@ -180,8 +183,8 @@ class World:
             older = next((z for z in self.zombies if z.name == name and z.process.alive), None)
             if any(self.network.open(method, caller=island.process) > 1 for method in STANDING):
                 raise Violation(9, f"calls are left open: {self._leaks()}")
-            if island.error is not None and older is not None and "is already connected" in str(island.error):
-                self.islands[name] = older  # the old process came back before the new one joined
+            if island.error is not None and older is not None and self._took_over(older, island):
+                self.islands[name] = older
             elif island.error is not None and "was evicted" in str(island.error):
                 if not self.stormy:
                     self.start_island(name)  # its eviction arrived late, after the readmission
@@ -189,6 +192,17 @@ class World:
                 island.error = None
             elif island.error is not None:
                 raise Violation(8, f"{island.process.name} gave up: {island.error}") from island.error
+
+    def _took_over(self, older: Island, newer: Island) -> bool:
+        """Returns whether a process that was cut off and replaced rightly trains instead of its replacement.
+
+        Either it came back before the replacement joined. Or the replacement was evicted, and the older process joined
+        for the first time after the readmission: the core cannot know that it is older.
+        """
+        if "is already connected" in str(newer.error):
+            return True
+        first = older.counters.connected and not older.counters.reconnects
+        return first and newer.name in self._readmitted and "was started again elsewhere" in str(newer.error)
 
     async def _peace(self) -> None:
         """Ends all faults. All learners must come back and train, and each contribution must get a fate."""
