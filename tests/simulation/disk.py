@@ -232,10 +232,10 @@ class _Handle:
         self._disk, self._content = disk, content
         self.size = len(content.data)
 
-    def write(self, data: bytes | memoryview) -> None:
+    def write(self, *pieces: bytes | memoryview) -> None:
         self._disk.process.touch()
         self._disk._room()
-        self._content.write(len(self._content.data), bytes(data))
+        self._content.write(len(self._content.data), b"".join(pieces))
 
     def sync(self) -> None:
         self._disk.process.touch()
@@ -246,6 +246,9 @@ class _Handle:
     def read_at(self, offset: int, length: int) -> bytes:
         self._disk.process.touch()
         return bytes(self._content.data[offset : offset + length])
+
+    def forget(self) -> None:
+        self._disk.process.touch()
 
     def close(self) -> None:
         pass

@@ -180,6 +180,8 @@ class Shard:
                 published = buffers.empty(fragment.place.length) if read else old.theta_pub
                 merged = merge.merge(fragment.place, old, stored, weights, rule, published)
                 publication = Publication.of(merged.update, compressed=compressed)
+                for payload in stored:
+                    payload.leave_to_disk()
                 return merged, publication, self.context.clock.monotonic() - working
 
             try:

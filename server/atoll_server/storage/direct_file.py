@@ -39,16 +39,17 @@ class DirectFile:
             raise
         return cls(descriptor, buffer)
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Appends all of the data. Raises OSError if the write fails."""
-        given = np.frombuffer(data, np.uint8)
-        self._size += len(given)
-        while len(given):
-            count = min(len(given), BUFFER_BYTES - self._filled)
-            np.copyto(self._buffer[self._filled : self._filled + count], given[:count])
-            self._filled, given = self._filled + count, given[count:]
-            if self._filled == BUFFER_BYTES:
-                self._flush()
+    def write(self, *pieces: bytes | bytearray | memoryview) -> None:
+        """Appends all pieces. Raises OSError if the write fails."""
+        for piece in pieces:
+            given = np.frombuffer(piece, np.uint8)
+            self._size += len(given)
+            while len(given):
+                count = min(len(given), BUFFER_BYTES - self._filled)
+                np.copyto(self._buffer[self._filled : self._filled + count], given[:count])
+                self._filled, given = self._filled + count, given[count:]
+                if self._filled == BUFFER_BYTES:
+                    self._flush()
 
     def sync(self) -> None:
         """Makes the data durable."""

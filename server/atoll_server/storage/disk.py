@@ -10,6 +10,7 @@ import errno
 import os
 import shutil
 import sqlite3
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -28,8 +29,8 @@ NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 class WritableFile(Protocol):
     """A file open for writing. None of its data is durable before `sync`."""
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Appends all of the data. Raises OSError if the write fails."""
+    def write(self, *pieces: bytes | bytearray | memoryview) -> None:
+        """Appends all pieces. Raises OSError if the write fails."""
 
     def sync(self) -> None:
         """Makes the data durable. The file's name is durable only after `Disk.sync_directory`."""
@@ -45,6 +46,9 @@ class ReadableFile(Protocol):
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Returns `length` bytes starting at `offset`, or fewer at the end of the file."""
+
+    def forget(self) -> None:
+        """Drops the durable data from the system's memory. Later reads read from the disk."""
 
     def close(self) -> None:
         """Closes the file. Repeated calls are allowed."""
@@ -130,14 +134,12 @@ class Disk:
         sync_folder(path)
 
     def forget(self, path: Path) -> None:
-        """Drops a durable file's data from memory, so that the next read returns the data on the disk."""
-        if not hasattr(os, "posix_fadvise"):
-            return  # macOS
-        descriptor = os.open(path, os.O_RDONLY)
+        """Drops a durable file's data from the system's memory, so that the next read returns the data on the disk."""
+        file = self.open(path)
         try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            file.forget()
         finally:
-            os.close(descriptor)
+            file.close()
 
     def free_bytes(self, path: Path) -> int:
         """Returns the free bytes of the file system that contains `path`."""
@@ -182,10 +184,14 @@ class _Written:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._descriptor, view) :]
+    def write(self, *pieces: bytes | bytearray | memoryview) -> None:
+        left = deque(map(memoryview, pieces))
+        while left:
+            written = os.writev(self._descriptor, left)
+            while left and written >= left[0].nbytes:
+                written -= left.popleft().nbytes
+            if written:
+                left[0] = left[0][written:]
 
     def sync(self) -> None:
         os.fsync(self._descriptor)
@@ -203,6 +209,10 @@ class _Read:
 
     def read_at(self, offset: int, length: int) -> bytes:
         return os.pread(self._descriptor, length, offset)
+
+    def forget(self) -> None:
+        if hasattr(os, "posix_fadvise"):  # macOS lacks it
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
         if self._descriptor >= 0:

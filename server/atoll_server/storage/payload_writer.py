@@ -72,47 +72,57 @@ class PayloadWriter:
     def write(self, frames: Sequence[pb.Frame | WireFrame]) -> bool:
         """Checks frames and writes the new ones. Returns whether any frame was new. Runs in a worker thread.
 
-        Raises ChecksumError for a frame that should be sent again. Raises FrameError for a frame that is invalid in
-        this run (NotFiniteError if its values are not finite). Raises OSError if the write fails.
+        If it raises, it has written none of them. Raises ChecksumError for a frame that should be sent again. Raises
+        FrameError for a frame that is invalid in this run (NotFiniteError if its values are not finite). Raises OSError
+        if the write fails.
         """
-        new = [self._write(frame.index, frame.crc32c, frame.payload) for frame in frames]
-        return any(new)
+        checked = {frame.index: (frame, *self._checked(frame)) for frame in frames}
+        with self._lock:
+            new = [each for index, each in checked.items() if index not in self.received]
+            if self._closed or not new:
+                return False
+            self._append([frame for frame, _, _ in new])
+            for frame, content, squares in new:
+                self.squares[frame.index] = squares
+                self.kept.keep(content, self._contents, frame.index)
+        return True
 
-    def _write(self, index: int, crc: int, payload: Payload) -> bool:
-        if crc32c(payload) != crc:
-            raise ChecksumError(f"frame {index} of {self.key} does not match its checksum: send it again")
+    def _checked(self, frame: pb.Frame | WireFrame) -> tuple[Content, NDArray[np.float64]]:
+        """Returns a frame's decompressed content, and each segment's sum of squares. See `write` for the errors."""
+        if crc32c(frame.payload) != frame.crc32c:
+            raise ChecksumError(f"frame {frame.index} of {self.key} does not match its checksum: send it again")
         try:
-            content, squares = frame_codec.check_frame(payload, self.fragment.frames[index], self.codec)
+            return frame_codec.check_frame(frame.payload, self.fragment.frames[frame.index], self.codec)
         except NotFiniteError as error:
-            raise NotFiniteError(f"frame {index} {error}") from error
+            raise NotFiniteError(f"frame {frame.index} {error}") from error
         except FrameError as error:
             raise FrameError(
-                f"frame {index} of {self.key} {error}: use the same version of Atoll on both sides"
+                f"frame {frame.index} of {self.key} {error}: use the same version of Atoll on both sides"
             ) from error
-        with self._lock:
-            if index in self.received or self._closed:
-                return False
-            if self.received_bytes + len(payload) > self.size_bytes:
-                raise FrameError(
-                    f"contribution {self.key} sends more than its declared {self.size_bytes} bytes: "
-                    "send it again with a new seq"
-                )
-            if self._file is None:
-                self._file = self.disk.create(self.path)
-            try:
-                self._file.write(RECORD.pack(index, len(payload), crc))
-                self._file.write(payload)
-            except OSError:
-                self._closed = True  # the offset of the next record is unknown
-                raise
-            crash_points.point("spool.frame written")
-            place = (self._written_bytes + RECORD.size, len(payload), crc)
-            self._written_bytes += RECORD.size + len(payload)
-            self.squares[index] = squares
-            self.kept.keep(content, self._contents, index)
-            self.received_bytes += len(payload)
-            self.received[index] = place  # set last: `complete` reads it without the lock
-            return True
+
+    def _append(self, frames: Sequence[pb.Frame | WireFrame]) -> None:
+        """Appends new frames to the file, in one write."""
+        records, places, end = list[Payload](), dict[int, tuple[int, int, int]](), self._written_bytes
+        for frame in frames:
+            records += (RECORD.pack(frame.index, len(frame.payload), frame.crc32c), frame.payload)
+            places[frame.index] = (end + RECORD.size, len(frame.payload), frame.crc32c)
+            end += RECORD.size + len(frame.payload)
+        size_bytes = self.received_bytes + sum(length for _, length, _ in places.values())
+        if size_bytes > self.size_bytes:
+            raise FrameError(
+                f"contribution {self.key} sends more than its declared {self.size_bytes} bytes: "
+                "send it again with a new seq"
+            )
+        if self._file is None:
+            self._file = self.disk.create(self.path)
+        try:
+            self._file.write(*records)
+        except OSError:
+            self._closed = True  # the offset of the next record is unknown
+            raise
+        crash_points.point("spool.frame written")
+        self._written_bytes, self.received_bytes = end, size_bytes
+        self.received.update(places)  # `complete` reads it without the lock
 
     @property
     def complete(self) -> bool:
@@ -142,6 +152,8 @@ class PayloadWriter:
             self.disk.sync_directory(self.final.parent)
             crash_points.point("spool.directory synced")
             contents, self._contents = self._contents, {}
+            if len(contents) == self.frames:
+                self.disk.forget(self.final)  # the merge does not read the file
             return StoredPayload(
                 self.key.learner, self.codec, norms_sq, scale, self.final, self.received, self.disk, self.kept, contents
             )
