@@ -64,7 +64,7 @@ def determinism(loop: VirtualLoop) -> Iterator[None]:
             (secrets, "token_bytes", rng.randbytes), (secrets, "randbits", rng.getrandbits),
             (uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128))), (psutil, "Process", _Birth),
             (layout, "FRAME_PARAMETERS", 256), (liveness, "EXPECTED_S", 3.0), (liveness, "UNSEEN_ANSWER_S", 4.0),
-            (allocator, "drop_code_pages", lambda _: None), (merge, "warm_up", lambda: None),
+            (allocator, "drop_library_pages", lambda _: None), (merge, "warm_up", lambda: None),
         ):  # fmt: skip
             stack.enter_context(mock.patch.object(target, name, value))
         crash_points.watch(lambda _: (process := here()) and process.touch())

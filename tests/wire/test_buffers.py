@@ -24,16 +24,16 @@ def nothing_kept():
     buffers._free.clear()
 
 
-def test_a_library_works_after_its_code_pages_were_dropped():
+def test_a_library_works_after_its_pages_were_dropped():
     def resident_bytes() -> int:
         lines = iter(Path("/proc/self/smaps").read_text().splitlines())
-        rows = [next(line for line in lines if line.startswith("Rss:")) for at in lines if "r-xp" in at and LLVM in at]
+        rows = [next(line for line in lines if line.startswith("Rss:")) for at in lines if LLVM in at]
         return sum(int(row.split()[1]) << 10 for row in rows)
 
     double = numba.njit(lambda x: 2 * x)
     assert double(2) == 4
     before = resident_bytes()
-    allocator.drop_code_pages(LLVM)
+    allocator.drop_library_pages(LLVM)
     assert resident_bytes() < before // 2
     assert double(2.5) == 5.0, "the code must be loaded again"
 

@@ -18,7 +18,7 @@ from atoll_wire.codec import frame_codec
 from atoll_wire.codec.compiling import compiling_is_logged
 from atoll_wire.layout.frame_spans import Codec
 from atoll_wire.layout.layout import Layout
-from atoll_wire.process import logs
+from atoll_wire.process import allocator, logs
 from atoll_wire.process.clock import Clock
 
 from atoll.agent.join_request import Identity, ModelDescription
@@ -155,6 +155,7 @@ class Agent:
         with compiling_is_logged():
             await asyncio.to_thread(frame_codec.warm_up)
             await asyncio.to_thread(segments.warm_up)
+        await asyncio.to_thread(allocator.drop_library_pages, "libllvmlite")  # 65 MB of the compiler
         parts = (self._identity, self._model, self._exchange, self._counters, self._ready.set_result, self._stop)
         leads = self._messages is None or self._messages.rank == 0
         self._session = (RunSession if leads else MemberSession)(

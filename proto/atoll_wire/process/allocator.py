@@ -1,12 +1,19 @@
-"""Reduces a process's memory: returns memory that the allocator keeps, and drops the code pages of libraries."""
+"""Reduces a process's memory: returns memory that the allocator keeps, and drops libraries' pages that are seldom used."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import mmap
+import re
 from pathlib import Path
 
+# A mapping of a file in /proc/self/smaps that the process may not write to, and whose pages are all as in the file
+MAPPING = re.compile(
+    r"^(?P<first>[0-9a-f]+)-(?P<end>[0-9a-f]+) r-.p \S+ \S+ [1-9]\d* +(?P<path>/.*)\n"
+    r"(?:[A-Z]\w+:.*\n)*?Private_Dirty: +0 kB\n",
+    re.MULTILINE,
+)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # constants of malloc.h
 
 
@@ -28,15 +35,14 @@ def trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def drop_code_pages(library: str) -> None:
-    """Drops a library's code pages from memory. The system reads a page again when its code runs.
+def drop_library_pages(library: str) -> None:
+    """Drops a library's code and constants from memory. The system reads a page again when it is used.
 
-    library: prefix of the file name. Only executable mappings are dropped, because no loader writes to them.
+    library: prefix of the file name. Only mappings that nothing has changed are dropped, because changes would be lost.
     """
     with contextlib.suppress(AttributeError, OSError):  # not on Linux
         madvise = ctypes.CDLL(None).madvise
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            addresses, rights, *_, path = line.split(maxsplit=5)
-            if rights.startswith("r-x") and Path(path).name.startswith(library):
-                first, end = (int(address, 16) for address in addresses.split("-"))
+        for mapping in MAPPING.finditer(Path("/proc/self/smaps").read_text()):
+            if Path(mapping["path"]).name.startswith(library):
+                first, end = int(mapping["first"], 16), int(mapping["end"], 16)
                 madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)

@@ -121,7 +121,7 @@ class CoreProcess(ABC):
         self.failed = asyncio.get_running_loop().create_future()
         with compiling_is_logged():
             await asyncio.to_thread(merge.warm_up)
-        allocator.drop_code_pages("libllvmlite")  # frees 50 MiB of the compiler, which is no longer needed
+        allocator.drop_library_pages("libllvmlite")  # 65 MB of the compiler, which is no longer needed
         while not await asyncio.to_thread(self._take, self.settings.directory):  # noqa: ASYNC110 - another process
             await asyncio.sleep(STANDBY_S)
         self._started_at = self.clock.monotonic()
