@@ -5,5 +5,5 @@ model and the optimizers. `optimizer_names` identifies parameters by name. `stag
 splits nested states. `storage` writes and reads tensors with torch.distributed.checkpoint. `directory` names and checks
 folders, and `directory_lock` lets only one learner at a time use them. `settings` checks the Learner's arguments.
 
-May import: errors, model, ranks, stats.
+May import: dtensors, errors, model, ranks, stats.
 """

@@ -12,20 +12,24 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import structlog
 import torch
-from torch.distributed.tensor import DTensor, Replicate
 
 from atoll.checkpoints import optimizer_names as optimizers
 from atoll.checkpoints.directory import Facts
 from atoll.checkpoints.nested_state import Apart, Path, StateError, at, equal, first_line, join, take_apart
 from atoll.checkpoints.staging import HeldPart, Staged, Staging
-from atoll.checkpoints.storage import SavedTensors
+from atoll.dtensors import is_dtensor
 from atoll.errors import LearnerError
 from atoll.model.parameters import Parameters
 from atoll.ranks.placements import local_tensor, part_of
+
+if TYPE_CHECKING:  # slow to import
+    from torch.distributed.tensor import DTensor
+
+    from atoll.checkpoints.storage import SavedTensors
 
 log = structlog.get_logger()
 
@@ -95,7 +99,7 @@ class LearnerState:
         held = {f"model.{name}": HeldPart(part, local_tensor(value)) for name, value, part in rows}
         buffers = {id(buffer) for buffer in self._parameters.model.buffers()}
         for name, value in self._parameters.not_shared().items():
-            if not self._rank or isinstance(value, DTensor) or id(value) not in buffers:  # ranks' buffers may differ
+            if not self._rank or is_dtensor(value) or id(value) not in buffers:  # ranks' buffers may differ
                 held[f"model.{name}"] = _held(name, value)
         return held
 
@@ -105,7 +109,7 @@ class LearnerState:
         def key(path: Path, tensor: torch.Tensor) -> str:
             inside = ".".join(map(str, (name, *path)))
             owner = like(path)
-            whole = isinstance(tensor, DTensor) or (owner is not None and not isinstance(owner, DTensor))
+            whole = is_dtensor(tensor) or (owner is not None and not is_dtensor(owner))
             return inside if whole else self._mine(inside)
 
         return key
@@ -145,7 +149,7 @@ class LearnerState:
         """Returns a function that returns the current value, such as a DTensor, at a path in a user's object. Calls
         state_dict() only if the object may contain DTensors, because this call starts some data loaders' workers.
         """
-        is_sharded = any(isinstance(value, DTensor) for value in self._parameters.values)
+        is_sharded = any(is_dtensor(value) for value in self._parameters.values)
         if is_sharded and any(saved.dtype(key).is_floating_point for _, key in apart.tensors):
             return partial(at, each.state_dict())
         return lambda _: None
@@ -280,7 +284,7 @@ class _Reading:
         if key not in self.saved.described:
             raise StateError(f'it lacks "{key}"')
         shape, dtype = self.saved.described[key]
-        made = torch.empty(shape, dtype=dtype) if not isinstance(like, DTensor) else _placed(like, shape, dtype)
+        made = torch.empty(shape, dtype=dtype) if not is_dtensor(like) else _placed(like, shape, dtype)
         self.wanted[key] = _held(key, made)
         return made
 
@@ -294,9 +298,11 @@ class _Reading:
 
 def _placed(like: DTensor, shape: tuple[int, ...], dtype: torch.dtype) -> DTensor:
     """Returns an empty DTensor on the mesh of `like`."""
+    from torch.distributed.tensor import DTensor, Replicate  # noqa: PLC0415 - imported already, as `like` exists
+
     if tuple(like.shape) == shape:
         made = torch.empty_like(like, dtype=dtype, requires_grad=False)
-        assert isinstance(made, DTensor), "empty_like keeps the type"
+        assert is_dtensor(made), "empty_like keeps the type"
         return made
     mesh = like.device_mesh
     local = torch.empty(shape, dtype=dtype, device=local_tensor(like).device)

@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
+from atoll.dtensors import is_dtensor
 from atoll.ranks.placements import local_tensor
 
 Path: TypeAlias = tuple[Any, ...]  # keys and indices that lead to a value in a nested state
@@ -72,7 +72,7 @@ def take_apart(
             return _copy(value, what, path)
         if local_tensor(value).is_meta:
             raise StateError(f"{_place(what, path)} is a tensor on the meta device, which has no values: {CURE}")
-        scalar = not value.dim() and not isinstance(value, DTensor)
+        scalar = not value.dim() and not is_dtensor(value)
         if scalar or not _is_plain(local_tensor(value)):
             return local_tensor(value).to("cpu", copy=True)
         key = key_of(path, value)

@@ -8,8 +8,8 @@ import torch
 from atoll_wire.layout.layout import FragmentLayout, Layout, TensorSpec
 from atoll_wire.model_file.model_file import owners_of
 from torch import nn
-from torch.distributed.tensor import DTensor
 
+from atoll.dtensors import is_dtensor
 from atoll.errors import FollowerError
 from atoll.follower.cuts import Cut
 
@@ -83,8 +83,8 @@ def check(state: Mapping[str, torch.Tensor], cut: Cut) -> None:
     for name, tensor in state.items():
         if name not in shapes:
             raise FollowerError(f'the model has "{name}", which the run does not have: {fix}')
-        if isinstance(tensor, DTensor) or tensor.is_meta:
-            kind = "divided among ranks" if isinstance(tensor, DTensor) else "on the meta device"
+        if is_dtensor(tensor) or tensor.is_meta:
+            kind = "divided among ranks" if is_dtensor(tensor) else "on the meta device"
             raise FollowerError(f'"{name}" is {kind}: give a model whose tensors are whole and on a real device')
 
 

@@ -3,5 +3,5 @@
 `parameters` lists the trainable tensors, and `parameter_views` views them by fragment. `samples` reads a few values.
 `first_file` and `tensor_stream` write initial parameters. `optimizer_copies` and `optimizer_hooks` handle optimizers.
 
-May import: device, errors, fragments, ranks.
+May import: device, dtensors, errors, fragments, ranks.
 """

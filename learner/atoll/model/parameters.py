@@ -17,8 +17,8 @@ from atoll_wire.layout.layout import FragmentLayout, MergeKind, TensorSpec
 from numpy.typing import NDArray
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
+from atoll.dtensors import is_dtensor
 from atoll.errors import LearnerError
 from atoll.model import tensor_stream
 from atoll.model.optimizer_copies import OptimizerCopies, Pairs
@@ -293,7 +293,7 @@ def _embedding_like(model: nn.Module) -> set[int]:
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a tensor in host memory. If it is a DTensor, all ranks call this together."""
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu().contiguous()
+    return (tensor.full_tensor() if is_dtensor(tensor) else tensor).detach().cpu().contiguous()
 
 
 def _bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:

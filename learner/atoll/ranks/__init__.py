@@ -3,5 +3,5 @@
 `tensor_part` and `division` are pure functions. `placements` reads DTensors. `rank_group` makes collective calls.
 `messages` connects the ranks' agents. `entering` joins all ranks to the run together.
 
-May import: errors, fragments.
+May import: dtensors, errors, fragments.
 """

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
+from atoll.dtensors import is_dtensor, is_fsdp_module
 from atoll.errors import LearnerError
 from atoll.ranks.tensor_part import Range, TensorPart, chunk
 
@@ -22,20 +21,20 @@ from atoll.ranks.tensor_part import Range, TensorPart, chunk
 def local_tensor(parameter: torch.Tensor) -> torch.Tensor:
     """Returns this rank's part of a parameter as a plain tensor that shares the parameter's memory."""
     with torch.no_grad():  # otherwise, autograd records the call of to_local
-        return parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()
+        return parameter.to_local() if is_dtensor(parameter) else parameter.detach()
 
 
 def addresses(parameters: Collection[torch.Tensor]) -> list[int]:
     """Returns the address of this rank's part of each parameter. It is fast enough for a call in every step."""
-    if not any(isinstance(each, DTensor) for each in parameters):
+    if not any(is_dtensor(each) for each in parameters):
         return [each.data_ptr() for each in parameters]
     with torch.no_grad():
-        return [(each.to_local() if isinstance(each, DTensor) else each).data_ptr() for each in parameters]
+        return [(each.to_local() if is_dtensor(each) else each).data_ptr() for each in parameters]
 
 
 def part_of(name: str, parameter: torch.Tensor) -> TensorPart:
     """Returns the part of a parameter that this rank holds. Raises LearnerError for an unsupported placement."""
-    if not isinstance(parameter, DTensor):
+    if not is_dtensor(parameter):
         return TensorPart.whole(parameter.shape)
     mesh, placements = parameter.device_mesh, parameter.placements
     here = mesh.get_coordinate()
@@ -66,7 +65,7 @@ def reshard(model: nn.Module) -> None:
     values that were written to the shards.
     """
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if is_fsdp_module(module):
             module.reshard()
 
 
@@ -81,7 +80,7 @@ def counts_tokens(model: nn.Module, names: Iterable[tuple[str, nn.Parameter]], s
     managed = _data_dimensions(model)
     for name, parameter in names:
         data = managed.get(id(parameter), 0)
-        if isinstance(parameter, DTensor) and parameter.device_mesh.ndim > data and parameter.device_mesh.size() > 1:
+        if is_dtensor(parameter) and parameter.device_mesh.ndim > data and parameter.device_mesh.size() > 1:
             dimensions = parameter.device_mesh.mesh_dim_names
             example = f', such as mesh["{dimensions[-1]}"]' if dimensions else ""
             raise LearnerError(
@@ -98,7 +97,7 @@ def _data_dimensions(model: nn.Module) -> dict[int, int]:
     Ranks along these dimensions train on different batches. Parameters that `fully_shard` does not manage are missing.
     """
     found = {}
-    for state in (module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)):
+    for state in (module._get_fsdp_state() for module in model.modules() if is_fsdp_module(module)):
         # torch has no public API for this, and older versions have at most one group.
         groups: list[Any] = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
         for group in filter(None, groups):

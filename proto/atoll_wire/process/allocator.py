@@ -1,4 +1,4 @@
-"""Reduces a process's memory: returns memory that the allocator keeps, and drops libraries' pages that are seldom used."""
+"""Reduces a process's memory: returns freed memory to the system, and drops pages of libraries that are seldom used."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class _Written:
         self._descriptor = descriptor
 
     def write(self, *pieces: bytes | bytearray | memoryview) -> None:
-        left = deque(map(memoryview, pieces))
+        left = deque[memoryview](memoryview(piece) for piece in pieces)
         while left:
             written = os.writev(self._descriptor, left)
             while left and written >= left[0].nbytes:
