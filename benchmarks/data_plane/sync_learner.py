@@ -21,6 +21,7 @@ from atoll.learner import Learner
 from atoll.reference.model import SIZES, ModelSize, Transformer
 from atoll_wire.connections.link_speed import LinkSpeed
 from atoll_wire.layout.layout import FrameRun
+from atoll_wire.messages.frame_messages import EncodedFrame
 from atoll_wire.process.logs import configure
 
 ALL_SIZES = SIZES | {"500m": ModelSize(width=1536, layers=17, heads=16, context=512)}
@@ -30,7 +31,7 @@ _messages, coded_bytes = sending._messages, [0]  # coded_bytes: size of all payl
 
 def _counted(
     speed: LinkSpeed, taken: Submission, run: FrameRun, *, compressed: bool
-) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
+) -> tuple[dict[int, EncodedFrame], tuple[tuple[int, int], ...]]:
     messages, table = _messages(speed, taken, run, compressed=compressed)
     coded_bytes[0] += sum(length for length, _ in table)
     return messages, table
@@ -51,10 +52,10 @@ class Watched(Learner):
         return self._exchange.settled
 
 
-def peak_bytes() -> int:
-    """Returns the peak resident memory of this process."""
+def resident_bytes(which: str) -> int:
+    """Returns this process's resident memory. which: "VmRSS" for the memory now, "VmHWM" for its peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) << 10
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{which}:")) << 10
 
 
 def main() -> None:
@@ -69,7 +70,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     torch.manual_seed(int(name) + 1)
     noise = [torch.randn(p.shape) * 1e-3 for p in model.parameters()]
-    parameters, before = list(model.parameters()), peak_bytes()
+    parameters, before = list(model.parameters()), resident_bytes("VmRSS")
     learner = Watched(model, optimizer, address, name, insecure_plaintext=True)
     with learner:
         for number in range(int(syncs) + 1):
@@ -95,7 +96,7 @@ def main() -> None:
                 "payload_bytes": coded_bytes[0] - old_bytes,
                 "merged": new.merged - old.merged,
                 "parameters": sum(p.numel() for p in parameters),
-                "added_bytes": peak_bytes() - before,
+                "added_bytes": resident_bytes("VmHWM") - before,
             }
             part = place / f"{name}.part"
             part.write_text(json.dumps(found))

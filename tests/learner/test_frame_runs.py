@@ -73,7 +73,7 @@ class Island:
             outstanding = owner.track.take(lambda values=values: values, steps, steps)
             taken = Submission(0, 0, outstanding)
             mine, lengths = sending._messages(LinkSpeed(None, SYSTEM), taken, owner.run, compressed=True)
-            messages |= mine
+            messages |= {index: b"".join(frame.pieces) for index, frame in mine.items()}
             table += lengths
             fates.append(Fate(outstanding.coded))
         return messages, table, fates

@@ -15,10 +15,11 @@ from atoll_wire.connections.connection_pool import ConnectionPool
 from atoll_wire.connections.link import Transfers
 from atoll_wire.connections.parallel_connections import SLOTS, ParallelConnections
 from atoll_wire.messages import frame_messages
+from atoll_wire.messages.frame_messages import EncodedFrame
 from atoll_wire.process.clock import SYSTEM
 
 FRAMES = 5
-MESSAGES = {n: frame_messages.encode(n, 0, bytes([n])) for n in range(FRAMES)}
+MESSAGES = {n: EncodedFrame.of(n, 0, [bytes([n])]) for n in range(FRAMES)}
 HEADER = pb.PushHeader(fragment=0, seq=1, frames=FRAMES)
 WAIT_S = 10.0
 

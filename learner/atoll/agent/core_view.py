@@ -13,6 +13,7 @@ from atoll_wire.codec.block_kernels import F32
 from atoll_wire.connections.arrival_estimator import ArrivalEstimator
 from atoll_wire.connections.link import Link
 from atoll_wire.layout.layout import FrameRun, Layout
+from atoll_wire.messages.frame_messages import EncodedFrame
 
 from atoll.errors import NONSENSE, LearnerError
 from atoll.fragments.exchange import Submission, ThreadExchange
@@ -32,7 +33,7 @@ class InFlight:
 
     taken: Submission
     seq: int
-    messages: Mapping[int, bytes] = field(default_factory=dict)
+    messages: Mapping[int, EncodedFrame] = field(default_factory=dict)
     table: tuple[tuple[int, int], ...] = ()
     session: pb.Session | None = None  # the session of the last upload
     acknowledged: bool = False

@@ -15,13 +15,13 @@ from typing import Any
 import structlog
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec import frame_codec
-from atoll_wire.codec.checksums import crc32c
+from atoll_wire.codec.checksums import Payload, crc32c_of
 from atoll_wire.codec.frame_codec import CodecError
 from atoll_wire.connections.frame_transfer import upload
 from atoll_wire.connections.link_speed import LinkSpeed
 from atoll_wire.layout.frame_spans import Compression
 from atoll_wire.layout.layout import FrameRun
-from atoll_wire.messages import frame_messages
+from atoll_wire.messages.frame_messages import EncodedFrame
 from atoll_wire.process.logs import contribution_name
 from atoll_wire.process.tasks import end_all
 
@@ -264,10 +264,14 @@ class Sender:
 
 def _messages(
     speed: LinkSpeed, taken: Submission, run: FrameRun, *, compressed: bool
-) -> tuple[dict[int, bytes], tuple[tuple[int, int], ...]]:
+) -> tuple[dict[int, EncodedFrame], tuple[tuple[int, int], ...]]:
     """Returns a run's coded frames as messages by frame number, and the length and CRC-32C of each payload."""
     contents = taken.outstanding.coded.contents
-    payloads = speed.compressed(contents, frame_codec.compress) if compressed else [*map(frame_codec.store, contents)]
-    table = tuple((len(payload), crc32c(payload)) for payload in payloads)
+    payloads: list[tuple[Payload, ...]] = (
+        [(payload,) for payload in speed.compressed(contents, frame_codec.compress)]
+        if compressed
+        else [*map(frame_codec.stored, contents)]
+    )
+    table = tuple((sum(map(len, payload)), crc32c_of(payload)) for payload in payloads)
     numbered = zip(run.frames, table, payloads, strict=True)
-    return {span.index: frame_messages.encode(span.index, crc, payload) for span, (_, crc), payload in numbered}, table
+    return {span.index: EncodedFrame.of(span.index, crc, payload) for span, (_, crc), payload in numbered}, table

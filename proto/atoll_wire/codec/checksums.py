@@ -18,6 +18,14 @@ def crc32c(data: Payload, before: int = 0) -> int:
     return int(library.crc32c(data, before))
 
 
+def crc32c_of(pieces: Iterable[Payload]) -> int:
+    """Returns the CRC-32C of bytes in several pieces."""
+    checksum = 0
+    for piece in pieces:
+        checksum = crc32c(piece, checksum)
+    return checksum
+
+
 def joined(parts: Iterable[tuple[int, int]]) -> int:
     """Returns the CRC-32C of concatenated byte strings. parts: CRC-32C and length in bytes of each string."""
     whole = 0

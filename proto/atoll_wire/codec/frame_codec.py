@@ -150,13 +150,18 @@ def store(content: Content) -> bytes:
 
     The payload is a zstd frame of raw blocks (RFC 8878, section 3.1.1.2.2), so `decompress` takes either form.
     """
+    return b"".join(stored(content))
+
+
+def stored(content: Content) -> tuple[Payload, ...]:
+    """Returns the payload of `store` in pieces, which view the content instead of copying it."""
     size, view = len(content), content.data
-    parts: list[bytes | memoryview] = [STORED, struct.pack("<I", size)]
+    parts: list[Payload] = [STORED, struct.pack("<I", size)]
     for begins in range(0, size, LARGEST_BLOCK):
         block = view[begins : begins + LARGEST_BLOCK]
         last = begins + LARGEST_BLOCK >= size
         parts += [struct.pack("<I", len(block) << 3 | last)[:3], block]
-    return b"".join(parts)
+    return tuple(parts)
 
 
 def compressed(payload: bytes) -> bytes:

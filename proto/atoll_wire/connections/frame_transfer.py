@@ -19,7 +19,7 @@ from atoll_wire.connections.calls import LinkLost, open_stream, tolerate_ended_c
 from atoll_wire.connections.connection_pool import Connection
 from atoll_wire.connections.link import Link
 from atoll_wire.connections.parallel_connections import TransferProgress
-from atoll_wire.messages.frame_messages import WireFrame, count_fitting, frames_in
+from atoll_wire.messages.frame_messages import EncodedFrame, WireFrame, count_fitting, frames_in
 
 LOOK_S = 0.05  # seconds between checks for late frames
 LAST_WORD_S = 1.0  # seconds that an upload waits for the core's reason after a stream fails
@@ -28,7 +28,7 @@ LAST_WORD_S = 1.0  # seconds that an upload waits for the core's reason after a 
 async def upload(
     link: Link,
     head: Callable[[], pb.PushHeader],
-    messages: Mapping[int, bytes],
+    messages: Mapping[int, EncodedFrame],
     sent: Callable[[int], None],
     *,
     known: bool = False,
@@ -81,7 +81,7 @@ class _Streams:
         self,
         link: Link,
         header: pb.PushHeader,
-        messages: Mapping[int, bytes],
+        messages: Mapping[int, EncodedFrame],
         carrier: Connection | None,
         sent: Callable[[int], None],
         moved: Callable[[], None],
@@ -215,13 +215,13 @@ class _Streams:
         with tolerate_ended_call():
             await call.write(pb.PushRequest(header=self._header))
             while frames:
-                sizes = (len(self._messages[index]) for index in frames)
+                sizes = (self._messages[index].size_bytes for index in frames)
                 some = [frames.popleft() for _ in range(count_fitting(sizes, self._link.up.together))]
                 mine.update(some)
                 if frames is self._left:
                     self._out.update(dict.fromkeys(some, self._link.clock.monotonic()))
                     self._carried.waiting(len(self._left))
-                await call.write(b"".join(self._messages[index] for index in some))
+                await call.write(b"".join(piece for index in some for piece in self._messages[index].pieces))
                 for index in some:
                     self._sent(index)
                 self._moved()
@@ -239,7 +239,7 @@ class _Streams:
                 if new:
                     now = self._link.clock.monotonic()
                     taken_s = [now - self._out[index] for index in new - self._twice if index in self._out]
-                    self._carried.arrived(sum(len(self._messages[index]) for index in new), taken_s)
+                    self._carried.arrived(sum(self._messages[index].size_bytes for index in new), taken_s)
                 self._heard.set()
         finally:
             self._heard.set()

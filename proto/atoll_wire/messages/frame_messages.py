@@ -56,11 +56,26 @@ Pushed: TypeAlias = pb.PushRequest | FrameBatch
 Fetched: TypeAlias = pb.FetchReply | FrameBatch
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedFrame:
+    """A message with one frame, in pieces, which are only joined to be sent: a copy would take as much memory again."""
+
+    pieces: tuple[Payload, ...]
+    size_bytes: int
+
+    @classmethod
+    def of(cls, index: int, crc32c: int, payload: Sequence[Payload]) -> EncodedFrame:
+        """payload: the frame's payload, in pieces."""
+        size = sum(map(len, payload))
+        number = bytes((INDEX,)) + _varint(index) if index else b""
+        inside = b"".join((number, bytes((CRC32C,)), CHECKSUM.pack(crc32c), bytes((PAYLOAD,)), _varint(size)))
+        head = b"".join((bytes((FRAME,)), _varint(len(inside) + size), inside))
+        return cls((head, *payload), len(head) + size)
+
+
 def encode(index: int, crc32c: int, payload: Payload) -> bytes:
     """Returns a message with one frame, valid as PushRequest and as FetchReply. Such messages can be concatenated."""
-    number = bytes((INDEX,)) + _varint(index) if index else b""
-    inside = b"".join((number, bytes((CRC32C,)), CHECKSUM.pack(crc32c), bytes((PAYLOAD,)), _varint(len(payload))))
-    return b"".join((bytes((FRAME,)), _varint(len(inside) + len(payload)), inside, payload))
+    return b"".join(EncodedFrame.of(index, crc32c, (payload,)).pieces)
 
 
 def serialise(message: Sent) -> bytes:
