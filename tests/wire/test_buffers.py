@@ -38,6 +38,20 @@ def test_a_library_works_after_its_pages_were_dropped():
     assert double(2.5) == 5.0, "the code must be loaded again"
 
 
+def test_a_library_works_in_a_forked_process_after_its_pages_were_dropped():
+    """There, the system counts the pages that the loader changed as shared with the parent process."""
+    double = numba.njit(lambda x: 2 * x)
+    assert double(2) == 4
+    if not (child := os.fork()):
+        try:
+            allocator.drop_library_pages(LLVM)
+            right = double(2.5) == 5.0
+            os._exit(0 if right else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_a_vector_reuses_the_memory_of_a_deleted_one():
     first = buffers.empty(LENGTH)
     first.fill(7.0)

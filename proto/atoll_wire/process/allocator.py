@@ -11,7 +11,7 @@ from pathlib import Path
 # A mapping of a file in /proc/self/smaps that the process may not write to, and whose pages are all as in the file
 MAPPING = re.compile(
     r"^(?P<first>[0-9a-f]+)-(?P<end>[0-9a-f]+) r-.p \S+ \S+ [1-9]\d* +(?P<path>/.*)\n"
-    r"(?:[A-Z]\w+:.*\n)*?Private_Dirty: +0 kB\n",
+    r"(?:[A-Z]\w+:.*\n)*?Anonymous: +0 kB\n(?:[A-Z]\w+:.*\n)*?Swap: +0 kB\n",
     re.MULTILINE,
 )
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # constants of malloc.h
