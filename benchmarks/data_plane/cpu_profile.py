@@ -28,11 +28,9 @@ from rich.table import Table
 
 from benchmarks.conditions import conditions, write_record
 
-RATE, SYNCS, POLL_S = (
-    997,
-    12,
-    0.5,
-)  # samples per second and CPU; number of syncs; seconds between two looks at processes
+RATE = 997  # samples per second and CPU
+SYNCS = 12
+POLL_S = 0.5  # seconds between two looks at processes
 PROCESSES = {"benchmarks.data_plane.sync_core": "core", "benchmarks.data_plane.sync_learner": "learners"}
 KINDS = {  # by the file that contains the code
     r"perf-\d+\.map|\[anon.*|//anon": "compiled kernels",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -118,6 +119,15 @@ class Rates:
     def share(self) -> float:
         """Returns the median rate of the uploads as a share of that of plain TCP after the same pause."""
         return self.median() / statistics.median(self.bursts)
+
+    def line(self) -> str:
+        """Returns the rates as one line of text."""
+        raw = ", ".join(f"{count}: {rate:.0f}" for count, rate in self.raw.items())
+        return (
+            f"{self.congestion}, {self.learners} learners: uploads {self.median():.0f} Mbit/s of {MBIT:.0f}; "
+            f"{self.quick:.0f} over a fast link; {statistics.median(self.bursts):.0f} over {BURST_CONNECTIONS} raw "
+            f"connections; without pauses: {raw}"
+        )
 
 
 def measure(congestion: str, learners: int = 1) -> Rates:
@@ -269,17 +279,12 @@ def main() -> None:
     arguments, under = parser.parse_args(), conditions()
     controls = [arguments.only] if arguments.only else CONTROLS
     counts = [arguments.learners] if arguments.learners else LEARNERS
-    found = [measure(each, learners) for learners in counts for each in controls]
-    for rates in found:
-        raw = ", ".join(f"{count}: {rate:.0f}" for count, rate in rates.raw.items())
-        print(
-            f"{rates.congestion}, {rates.learners} learners: uploads {rates.median():.0f} Mbit/s of {MBIT:.0f}",
-            end="; ",
-        )
-        print(f"{rates.quick:.0f} over a fast link; ", end="")
-        print(f"{statistics.median(rates.bursts):.0f} over {BURST_CONNECTIONS} raw connections; without pauses: {raw}")
-    if arguments.json_path is not None:
-        write_record(arguments.json_path, {"rates": list(map(asdict, found))}, under)
+    found = list[Rates]()
+    for learners, each in itertools.product(counts, controls):
+        found.append(measure(each, learners))
+        print(found[-1].line(), flush=True)
+        if arguments.json_path is not None:
+            write_record(arguments.json_path, {"rates": list(map(asdict, found))}, under)
 
 
 if __name__ == "__main__":

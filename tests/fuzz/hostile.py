@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from atoll_wire.connections.connection_pool import ConnectionPool
-from atoll_wire.connections.link import Transfers
+from atoll_wire.connections.link import MAX_UPLOADS, Transfers
 from atoll_wire.connections.link_speed import LinkSpeed
 from atoll_wire.connections.parallel_connections import ParallelConnections
 from atoll_wire.process.clock import SYSTEM
@@ -91,6 +91,7 @@ class Hostile:
             ParallelConnections(lambda: (self, self), SYSTEM),
             ParallelConnections(lambda: (self, self), SYSTEM),
         )
+        self.upload_slots = asyncio.Semaphore(MAX_UPLOADS)
         self.transfers = Transfers(SYSTEM)
         self.speed, self.fast = LinkSpeed(None, SYSTEM), False
         self.answered = self.up.answered

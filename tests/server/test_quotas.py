@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from atoll_server.access.quotas import CallSlots, NoSlotError, Quotas, RateBucket
 from atoll_server.rpc.open_calls import METHODS
+from atoll_wire.connections.link import MAX_UPLOADS
 from atoll_wire.connections.parallel_connections import MAX_CONNECTIONS, SLOTS
 from atoll_wire.messages.message_parts import MESSAGE_BYTES
 from grpc_health.v1 import health_pb2
@@ -17,7 +18,8 @@ def test_half_sent_messages_of_one_learner_hold_96_mib_at_most():
 
 
 def test_a_learner_may_use_all_its_connections():
-    assert min(Quotas().pushes, Quotas().fetches) >= SLOTS * MAX_CONNECTIONS
+    assert Quotas().pushes >= SLOTS * MAX_CONNECTIONS + MAX_UPLOADS
+    assert Quotas().fetches >= SLOTS * MAX_CONNECTIONS
 
 
 def test_a_rate_allows_a_burst_and_then_a_number_per_second():

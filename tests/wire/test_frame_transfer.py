@@ -19,8 +19,10 @@ from atoll_wire.messages.frame_messages import EncodedFrame
 from atoll_wire.process.clock import SYSTEM
 
 FRAMES = 5
+UPLOADS = 2  # uploads at a time
 MESSAGES = {n: EncodedFrame.of(n, 0, [bytes([n])]) for n in range(FRAMES)}
 HEADER = pb.PushHeader(fragment=0, seq=1, frames=FRAMES)
+RECEIPT = pb.PushReply(receipt=pb.Receipt(seq=1, fate=pb.FATE_PENDING))
 WAIT_S = 10.0
 
 
@@ -40,6 +42,7 @@ class Core:
         self.link = SimpleNamespace(
             up=up,
             offers=offers,
+            upload_slots=asyncio.Semaphore(UPLOADS),
             transfers=Transfers(SYSTEM),
             answered=lambda _seconds: None,
             look=lambda: None,
@@ -55,7 +58,7 @@ class Core:
         self.received.add(index)
         if len(self.received) == FRAMES:
             for call in self.calls:
-                call.replies.put_nowait(pb.PushReply(receipt=pb.Receipt(seq=1, fate=pb.FATE_PENDING)))
+                call.replies.put_nowait(RECEIPT)
 
 
 class Call:
@@ -73,7 +76,10 @@ class Call:
             self.replies.put_nowait(None)
             raise asyncio.InvalidStateError
         if isinstance(message, pb.PushRequest):
-            self.replies.put_nowait(pb.PushReply(received=pb.ReceivedFrames(frames=sorted(self.core.received))))
+            received = sorted(self.core.received)
+            self.replies.put_nowait(
+                RECEIPT if len(received) == FRAMES else pb.PushReply(received=pb.ReceivedFrames(frames=received))
+            )
             return
         assert self.carrier is not None, "offers must carry no frames"
         if self.carrier in self.core.stuck:
@@ -151,6 +157,23 @@ def test_a_stream_that_fails_ends_the_upload_with_its_reason():
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         uploaded(Core(fails=3))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_only_a_few_uploads_are_offered_at_a_time():
+    core = Core()
+    offered = core.link.offers
+
+    async def main() -> None:
+        def begin() -> pb.PushHeader:
+            begun.append(sum(each.busy for each in offered.connections))  # offers that are still open
+            return HEADER
+
+        begun: list[int] = []
+        uploads = [frame_transfer.upload(core.link, begin, MESSAGES, lambda _: None) for _ in range(10 * UPLOADS)]
+        await asyncio.wait_for(asyncio.gather(*uploads), WAIT_S)
+        assert (len(begun), max(begun)) == (10 * UPLOADS, UPLOADS - 1)
+
+    asyncio.run(main())
 
 
 def test_a_failed_link_accepts_no_upload():

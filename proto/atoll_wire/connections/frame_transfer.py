@@ -40,20 +40,21 @@ async def upload(
     have all frames. Raises AioRpcError and LinkLost.
     """
     link.look()
-    # This wait may be long. The offer is sent afterwards, so that the core reserves no space during the wait.
-    carrier = None if known else await link.up.take()
-    header = head()
-    with link.offers.use() as connection, link.up.carrying() as carried:
-        try:
-            with open_stream("Push", connection.stub.Push()) as call, link.transfers.of(call) as moved:
-                streams = _Streams(link, header, messages, carrier, sent, moved, carried, call.cancel)
-                try:
-                    return await _offer(link, header, call, streams)
-                finally:
-                    await streams.end()
-        except LinkLost:
-            streams.raise_why()
-            raise
+    async with contextlib.nullcontext() if known else link.upload_slots:
+        # This wait may be long. The offer is sent afterwards, so that the core reserves no space during the wait.
+        carrier = None if known else await link.up.take()
+        header = head()
+        with link.offers.use() as connection, link.up.carrying() as carried:
+            try:
+                with open_stream("Push", connection.stub.Push()) as call, link.transfers.of(call) as moved:
+                    streams = _Streams(link, header, messages, carrier, sent, moved, carried, call.cancel)
+                    try:
+                        return await _offer(link, header, call, streams)
+                    finally:
+                        await streams.end()
+            except LinkLost:
+                streams.raise_why()
+                raise
 
 
 async def _offer(link: Link, header: pb.PushHeader, call: Any, streams: _Streams) -> pb.Receipt | None:  # noqa: ANN401

@@ -23,6 +23,7 @@ from atoll_wire.security.transport import TransportSecurity
 ATOLL_STATUS = (("atoll-status", "1"),)  # trailing metadata of every status that a core or a front sets
 CORE_AWAY = "atoll-core-away-bin"  # trailing metadata of a front's status: the address of a core that did not answer
 QUICK_CALLS = 48  # limit on quick calls per connection; a server allows 64 calls
+MAX_UPLOADS = 12  # limit on concurrent uploads; each has a call for its offer, and a server limits open calls
 MAX_CARRIERS = 64  # limit on connections that each carry a single stream
 DEAD_S = 20.0  # a closing link cancels calls that moved no frame for this many seconds; a float32 frame takes 2 MiB
 
@@ -114,6 +115,7 @@ class Link:
     """The connections to one address, grouped by use.
 
     quick: connections for calls that must not wait behind frames. offers: connection for the control calls of uploads.
+    upload_slots: limits concurrent uploads.
     carriers: connections that each carry a single stream. up, down: connections for the frames of uploads and of
     fetches. keepalive: whether quick connections send frequent pings, which detect a dead connection early. metadata:
     metadata of readers' calls.
@@ -138,6 +140,7 @@ class Link:
         self.quick = ConnectionPool(quick, clock, QUICK_CALLS)
         self.offers = ConnectionPool(frames, clock, 1, most=1, fewest=1)
         self.carriers = ConnectionPool(frames, clock, 1, MAX_CARRIERS)
+        self.upload_slots = asyncio.Semaphore(MAX_UPLOADS)
         self.up = ParallelConnections(frames, clock)
         self.down = ParallelConnections(frames, clock)
         self.speed = LinkSpeed(port_of(address), clock)

@@ -51,7 +51,7 @@ class Quotas(Settings):
     fresh_s: float = 1.0  # seconds after which a call without a first message may be ended for a new call
     pushes: Annotated[
         int, Field(ge=1, le=4096, description="Concurrent streams per learner that send contributions.")
-    ] = 72  # two for each of 32 connections, and control-only streams
+    ] = 80  # two for each of a learner's 32 connections, one for the offer of each of 12 uploads, and calls that end
     fetches: Annotated[
         int, Field(ge=1, le=4096, description="Concurrent streams per learner or reader that fetch parameters.")
     ] = 72
