@@ -165,9 +165,9 @@ def main() -> None:
             points.append(point)
             console.print(f"{point.curve} = {point.x:g}: {point.wall_s:.2f} s, core {point.core_cpu_s:.2f} CPU s")
             table.add_row(*point.cells())
+            if arguments.json_path is not None:  # after each point, in case a later one fails
+                write_record(arguments.json_path, {"points": [asdict(point) for point in points]}, under)
     console.print(table)
-    if arguments.json_path is not None:
-        write_record(arguments.json_path, {"points": [asdict(point) for point in points]}, under)
     if arguments.plot is not None:
         plots.curves(points, arguments.plot)
 
