@@ -5,8 +5,8 @@ python -m benchmarks.links.wan [--json PATH]
 200 Mbit/s, 40 ms each way, 0.05 % loss. Needs root, and uses its own network namespaces. A learner joins, warms up, and
 runs one sync over the fast link, through the emulator and over one connection. This shows the rate that the CPUs allow.
 All further syncs use the slow link. A rate counts each payload byte once, from the sync's beginning to the last
-acknowledgement. Merges wait until then. The first syncs do not count, because the learner still tries different numbers
-of connections. The same is measured for four learners that share the link behind one front.
+acknowledgement. Merges wait until then. The first sync over the slow link does not count, because the learner does not
+know the link yet. The same is measured for four learners that share the link behind one front.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ MBIT = 200.0
 CONTROLS, LEARNERS = ("cubic", "bbr"), (1, 4)
 DELAY_MS = 40.0
 LOSS = 0.0005
-QUICK, SYNCS, COUNTED = 2, 9, 5  # syncs over the fast link; number of the last sync, from 0; last syncs that count
+QUICK = 2  # syncs over the fast link
+SYNCS = 9  # number of the last sync, from 0
+COUNTED = SYNCS - QUICK  # last syncs, from the second over the slow link on
 IP = shutil.which("ip") or "ip"
 HOME, FAR = "10.77.0.1", "10.77.0.2"
 RAW_S, RAW_CONNECTIONS = 6.0, {"bbr": (1, 8, 32), "cubic": (1, 8, 32)}
