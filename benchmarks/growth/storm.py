@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
-import random
 import resource
 import sys
 import time
 from pathlib import Path
 
-import grpc
-import grpc.aio
-from atoll.transfers.call_errors import backoff_s
 from atoll_wire import outer_pb2 as pb
 from atoll_wire.codec.checksums import crc32c
 from atoll_wire.connections.calls import open_stream
@@ -40,7 +35,7 @@ class Newcomer(SyntheticLearner):
         began = time.monotonic()
         async with contextlib.AsyncExitStack() as stack:
             stub = FrameStub(await stack.enter_async_context(dialled(self._address)))
-            reply = await self._joined(stub)
+            reply = await self._join(stub)
             for fragment in range(len(reply.versions)):
                 request = pb.FetchRequest(session=self._session, fragment=fragment, whole=True)
                 expected, seen = -1, 0
@@ -55,18 +50,6 @@ class Newcomer(SyntheticLearner):
                             seen += 1
                 assert seen == expected, f"{seen} of {expected} frames of fragment {fragment}"
         return time.monotonic() - began
-
-    async def _joined(self, stub: FrameStub) -> pb.JoinReply:
-        """Joins, and repeats refused attempts like a learner: all newcomers share one address's quota."""
-        rng = random.Random(self.name)  # noqa: S311 - of waits
-        for attempt in itertools.count():
-            try:
-                return await self._join(stub)
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    raise
-                await asyncio.sleep(backoff_s(attempt, rng))
-        raise AssertionError("attempts are not limited")
 
 
 async def storm(count: int, parameters: float, place: Path, address: str) -> None:

@@ -107,8 +107,8 @@ class SyntheticLearner:
             try:
                 reply: pb.JoinReply = await unary_reply(stub.Join(request, timeout=600.0))
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    raise
+                if error.code() not in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}:
+                    raise  # learners at one address share a quota of joins
                 await asyncio.sleep(1.0)
                 continue
             if reply.state == pb.JoinReply.STATE_READY:
